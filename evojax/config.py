@@ -1,0 +1,201 @@
+"""The typed schema of the configuration: every key, its type and its default.
+
+The dataclasses are registered in Hydra's ConfigStore and composed first, so an unknown key or a
+wrong type is refused. ``evojax.preflight`` checks ranges and combinations, listing all problems.
+Nothing here imports JAX: ``--cfg job`` and ``--help`` stay fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+MODES = ("evolve", "train", "evaluate", "diagnose", "backtest", "report")
+
+
+@dataclass
+class ArchConf:
+    """Shape of a random-weight decoder (``policy.source=random``)."""
+
+    vocab_size: int = 256
+    hidden_size: int = 32
+    intermediate_size: int = 64
+    num_layers: int = 2
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    rope_theta: float = 10000.0
+    rms_eps: float = 1e-5
+    max_position: int = 512
+
+
+@dataclass
+class PolicyConf:
+    """The model that is trained. Frozen for the loop."""
+
+    source: str = "smollm2_135m"  # smollm2_135m | path | random
+    path: str | None = None  # local HF directory (safetensors) when source=path
+    arch: ArchConf = field(default_factory=ArchConf)
+
+
+@dataclass
+class RolloutConf:
+    """The engine that samples. Frozen for the loop."""
+
+    engine: str = "embedded"
+    max_batch: int = 64  # rows decoded together
+
+
+@dataclass
+class DomainConf:
+    """Where problems come from and who grades them. Frozen for the loop."""
+
+    name: str = "math"
+    tasks: list[str] = field(default_factory=list)  # generator names; ignored when path is set
+    path: str | None = None  # JSONL file instead of generators
+    chat: bool = False  # JSONL only: render messages with the chat template
+    train_items: int = 200  # per task, at most
+    eval_items: int = 24  # per task
+    audit_items: int = 24  # per task
+    split_seed: int = 7
+    grader_timeout_s: float = 5.0
+
+
+@dataclass
+class DataConf:
+    """Which training items a step sees. Factor: data."""
+
+    selection: str = "uniform"  # uniform | difficulty
+    target_rate: float = 0.5  # difficulty: success rate that is preferred
+    sharpness: float = 2.0  # difficulty: 0 = uniform
+
+
+@dataclass
+class SamplingConf:
+    """How training rollouts are sampled. Factor: sampling."""
+
+    temperature: float = 1.0
+    group_size: int = 8
+    max_new_tokens: int = 6
+
+
+@dataclass
+class RewardConf:
+    """Reward components by registered name, with weights. Factor: reward."""
+
+    components: dict[str, float] = field(default_factory=lambda: {"correct": 1.0})
+
+
+@dataclass
+class FilterConf:
+    """What is left out of the update, and whether it is replaced. Factor: filter."""
+
+    refill_rounds: int = 0  # dynamic sampling: extra draws to replace dead groups; 0 = off
+    drop_truncated: bool = False  # leave completions that hit the token budget out of the loss
+
+
+@dataclass
+class AlgorithmConf:
+    """Objective and optimizer. Factor: algorithm."""
+
+    advantage: str = "grpo"
+    dead_tolerance: float = 1e-6
+    eps_low: float = 0.2
+    eps_high: float = 0.28
+    epochs: int = 1  # passes over one batch of rollouts; with 1 the clip cannot bind
+    lr: float = 1e-5
+    warmup_steps: int = 0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+
+
+@dataclass
+class TrainConf:
+    """Budget of one version. Frozen for the loop: arms must be comparable."""
+
+    steps: int = 24  # updates of v001
+    candidate_steps: int = 12  # updates of every arm of a later round
+    prompts_per_step: int = 8
+    micro_batch_groups: int = 2  # prompt groups per micro-batch
+    checkpoint_every: int = 8
+    shuffle_rewards: bool = False  # sanity control: rewards permuted within the batch
+    max_nonfinite: int = 3  # consecutive skipped updates that stop the run
+
+
+@dataclass
+class EvalConf:
+    """How versions are scored. Frozen for the loop."""
+
+    samples: int = 8  # Avg@k
+    temperature: float = 1.0
+    max_new_tokens: int = 6
+    seed: int = 42
+
+
+@dataclass
+class DiagnosticsConf:
+    """Which metrics are computed, and the limits they run under. Factor: diagnostics."""
+
+    metrics: list[str] = field(default_factory=list)  # names; empty = every metric of the domain
+    timeout_s: float = 20.0
+    memory_mb: int = 512
+
+
+@dataclass
+class BoundaryConf:
+    """Config groups that the loop may change; everything else is frozen."""
+
+    mutable: list[str] = field(
+        default_factory=lambda: ["reward", "filter", "sampling", "data", "algorithm", "diagnostics"]
+    )
+
+
+@dataclass
+class GateConf:
+    """When a version is promoted."""
+
+    alpha: float = 0.05
+    resamples: int = 10_000
+    min_delta: float = 0.0
+    seed: int = 1234
+
+
+@dataclass
+class EvolutionConf:
+    """The loop itself. Frozen for the loop."""
+
+    rounds: int = 1
+    candidates: int = 2
+    proposer: str = "playbook"
+    init_from: str = "parent"
+    repo: str = "private"  # private = inside the run directory; or the path of a git checkout
+    boundary: BoundaryConf = field(default_factory=BoundaryConf)
+    gate: GateConf = field(default_factory=GateConf)
+    min_backtest_gain: float = 0.0
+
+
+@dataclass
+class EvojaxConf:
+    """Root of the configuration."""
+
+    experiment: str = MISSING  # set by conf/experiment/*.yaml
+    mode: str = "evolve"
+    seed: int = 0
+    resume: str | None = None  # run directory to go on with, or (other modes) to read
+    output_root: str = "outputs"
+    live: bool = True  # rich live view; plain lines when not a terminal
+    version: str | None = None  # mode=train|evaluate|diagnose|backtest: which version
+    policy: PolicyConf = field(default_factory=PolicyConf)
+    rollout: RolloutConf = field(default_factory=RolloutConf)
+    domain: DomainConf = field(default_factory=DomainConf)
+    data: DataConf = field(default_factory=DataConf)
+    sampling: SamplingConf = field(default_factory=SamplingConf)
+    reward: RewardConf = field(default_factory=RewardConf)
+    filter: FilterConf = field(default_factory=FilterConf)
+    algorithm: AlgorithmConf = field(default_factory=AlgorithmConf)
+    train: TrainConf = field(default_factory=TrainConf)
+    eval: EvalConf = field(default_factory=EvalConf)
+    diagnostics: DiagnosticsConf = field(default_factory=DiagnosticsConf)
+    evolution: EvolutionConf = field(default_factory=EvolutionConf)
