@@ -1,0 +1,255 @@
+"""One step's rollouts: select items -> sample groups -> grade -> reward -> advantages -> filters."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from evojax.config import EvojaxConf
+from evojax.domains.base import Domain
+from evojax.evidence.types import Completion, Grade, Item, Trajectory
+from evojax.grpo.advantages import ADVANTAGES
+from evojax.policy.tokenizer import TextTokenizer
+from evojax.rewards.compose import compose
+from evojax.rollout.base import Engine, SamplingParams
+from evojax.training.seeds import derive, stream
+from evojax.training.selection import SELECTORS, ItemStats
+
+
+@dataclass
+class Group:
+    """All samples of one prompt in one step."""
+
+    item: Item
+    trajectories: list[Trajectory]
+    refill_round: int = 0
+    dead: bool = False
+
+    @property
+    def prompt_ids(self) -> np.ndarray:
+        return self.trajectories[0].prompt_ids
+
+    @property
+    def completions(self) -> list[Completion]:
+        return [t.completion for t in self.trajectories]
+
+
+@dataclass
+class StepRollouts:
+    """What one step drew and what of it goes into the update."""
+
+    groups: list[Group] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [t for group in self.groups for t in group.trajectories]
+
+    @property
+    def in_update(self) -> list[Group]:
+        """Groups that the loss counts: those with at least one kept trajectory."""
+        return [g for g in self.groups if any(t.kept for t in g.trajectories)]
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens."""
+        return sum(len(t.completion.token_ids) for t in self.trajectories)
+
+
+def encode_prompt(tokenizer: TextTokenizer, item: Item) -> np.ndarray:
+    """Token ids of the item's prompt; the chat template is applied here, once, and never again."""
+    if item.chat is not None:
+        return tokenizer.chat(item.chat)
+    return tokenizer.encode(item.prompt)
+
+
+def stop_ids(tokenizer: TextTokenizer, items: Sequence[Item]) -> tuple[int, ...]:
+    """Ids that end a completion of these items: end of text, and any token holding a stop text."""
+    texts = sorted({text for item in items for text in item.stop})
+    ids = {i for text in texts for i in tokenizer.ids_containing(text)}
+    if tokenizer.eos_id is not None:
+        ids.add(tokenizer.eos_id)
+    return tuple(sorted(ids))
+
+
+def visible_text(tokenizer: TextTokenizer, item: Item, completion: Completion) -> str:
+    """The decoded completion without its end-of-text token, cut at the first stop text."""
+    ids = completion.token_ids
+    if len(ids) and tokenizer.eos_id is not None and ids[-1] == tokenizer.eos_id:
+        ids = ids[:-1]
+    text = tokenizer.decode(ids)
+    cuts = [text.find(s) for s in item.stop if s in text]
+    return text[: min(cuts)] if cuts else text
+
+
+class Sampler:
+    """Draws and grades groups with one engine, domain and tokenizer.
+
+    Args:
+        engine: samples token ids. domain: grades texts. tokenizer: maps between the two.
+    """
+
+    def __init__(self, engine: Engine, domain: Domain, tokenizer: TextTokenizer):
+        self.engine = engine
+        self.domain = domain
+        self.tokenizer = tokenizer
+
+    def draw(
+        self,
+        items: Sequence[Item],
+        n: int,
+        seeds: Sequence[int],
+        temperature: float,
+        max_new_tokens: int,
+        weights: dict[str, float],
+        step: int,
+        first_group: int = 0,
+    ) -> list[Group]:
+        """``n`` graded samples of every item; items with equal stop rules share a batch.
+
+        Args:
+            seeds: one per item. temperature: of sampling. max_new_tokens: tokens.
+            weights: reward components. first_group: number of the first group within the step.
+        """
+        groups: list[Group | None] = [None] * len(items)
+        by_stop: dict[tuple[str, ...], list[int]] = {}
+        for i, item in enumerate(items):
+            by_stop.setdefault(item.stop, []).append(i)
+        for _, places in sorted(by_stop.items()):
+            batch = [items[i] for i in places]
+            prompts = [encode_prompt(self.tokenizer, item) for item in batch]
+            params = SamplingParams(temperature, max_new_tokens, stop_ids(self.tokenizer, batch))
+            results = self.engine.generate(prompts, params, n, [seeds[i] for i in places])
+            for i, item, prompt, completions in zip(places, batch, prompts, results, strict=True):
+                groups[i] = self._grade(
+                    item, prompt, completions, seeds[i], weights, step, first_group + i
+                )
+        return [g for g in groups if g is not None]
+
+    def _grade(
+        self,
+        item: Item,
+        prompt: np.ndarray,
+        completions: Sequence[Completion],
+        seed: int,
+        weights: dict[str, float],
+        step: int,
+        group: int,
+    ) -> Group:
+        texts = [visible_text(self.tokenizer, item, c) for c in completions]
+        reasons = [c.finish_reason for c in completions]
+        graded = self.domain.grade([item] * len(texts), texts, reasons)
+        trajectories = []
+        for sample, (completion, text, grade) in enumerate(
+            zip(completions, texts, graded, strict=True)
+        ):
+            if completion.finish_reason == "abort":
+                grade = Grade("unscorable", detail="engine abort")
+            reward, components = compose(weights, item, text, grade)
+            trajectories.append(
+                Trajectory(
+                    item=item,
+                    prompt_ids=prompt,
+                    completion=completion,
+                    text=text,
+                    grade=grade,
+                    reward=reward,
+                    step=step,
+                    group=group,
+                    sample=sample,
+                    seed=seed,
+                    components=components,
+                    features=self.domain.features(item, text, len(completion.token_ids)),
+                )
+            )
+        return Group(item, trajectories)
+
+
+def collect(
+    sampler: Sampler, cfg: EvojaxConf, pool: Sequence[Item], stats: ItemStats, step: int
+) -> StepRollouts:
+    """Rollouts of one step, with advantages set and filters applied.
+
+    Dead groups (all rewards equal) are replaced by fresh draws for ``filter.refill_rounds``
+    rounds; a step that stays short of live groups trains on those it has.
+
+    Args:
+        pool: training items. stats: success rates so far (updated here). step: update index
+            counted from the base policy.
+    """
+    started = time.perf_counter()
+    select = SELECTORS.get(cfg.data.selection, "data.selection")
+    out = StepRollouts()
+    want = cfg.train.prompts_per_step
+    for refill in range(cfg.filter.refill_rounds + 1):
+        live = sum(not g.dead for g in out.groups)
+        if refill and live >= want:
+            break
+        items = select(pool, step, want - live, cfg.seed, stats, cfg.data, refill)
+        seeds = [derive(cfg.seed, "sample", step, refill, i) for i in range(len(items))]
+        drawn = sampler.draw(
+            items,
+            cfg.sampling.group_size,
+            seeds,
+            cfg.sampling.temperature,
+            cfg.sampling.max_new_tokens,
+            cfg.reward.components,
+            step,
+            first_group=len(out.groups),
+        )
+        for group in drawn:
+            group.refill_round = refill
+        out.groups.extend(set_advantages(drawn, cfg, step, refill))
+    if cfg.filter.refill_rounds:
+        _drop_replaced(out.groups)
+    for group in out.groups:
+        scored = [t for t in group.trajectories if t.grade.status != "unscorable"]
+        right = sum(t.grade.status == "correct" for t in scored)
+        stats.add(group.item.id, float(right), float(len(scored)))
+    out.seconds = time.perf_counter() - started
+    return out
+
+
+def set_advantages(
+    groups: Sequence[Group], cfg: EvojaxConf, step: int, refill: int
+) -> list[Group]:
+    """Groups with advantages, dead flags and the trajectory filter applied.
+
+    A filtered or unscorable trajectory is left out of its group's mean and of the loss.
+    """
+    rewards = np.array([[t.reward for t in g.trajectories] for g in groups], dtype=np.float64)
+    if cfg.filter.drop_truncated:
+        cut = [[t.completion.finish_reason == "length" for t in g.trajectories] for g in groups]
+        rewards = np.where(np.array(cut), np.nan, rewards)
+    if cfg.train.shuffle_rewards:
+        flat = rewards.reshape(-1)
+        order = stream(cfg.seed, "shuffle", step, refill).permutation(flat.size)
+        rewards = flat[order].reshape(rewards.shape)
+    estimate = ADVANTAGES.get(cfg.algorithm.advantage, "algorithm.advantage")
+    result = estimate(rewards, cfg.algorithm.dead_tolerance)
+    out = []
+    for g, group in enumerate(groups):
+        trajectories = [
+            dataclasses.replace(
+                t,
+                reward=float(rewards[g, s]),
+                advantage=float(result.advantages[g, s]),
+                kept=bool(result.weight[g, s]),
+            )
+            for s, t in enumerate(group.trajectories)
+        ]
+        out.append(Group(group.item, trajectories, group.refill_round, bool(result.dead[g])))
+    return out
+
+
+def _drop_replaced(groups: Sequence[Group]) -> None:
+    """Under dynamic sampling a dead group leaves the batch, its tokens leave the denominator."""
+    for group in groups:
+        if group.dead:
+            group.trajectories = [
+                dataclasses.replace(t, kept=False) for t in group.trajectories
+            ]
