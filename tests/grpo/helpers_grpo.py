@@ -1,0 +1,48 @@
+"""Small random batches for the tests of packing and the update."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from evojax.evidence.types import Completion
+from evojax.policy.decoder import ModelConfig
+
+TINY = ModelConfig(
+    vocab_size=11,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    rope_theta=10000.0,
+    rms_eps=1e-5,
+    max_position=128,
+)
+
+
+def completion(token_ids, logprobs=None) -> Completion:
+    ids = np.array(token_ids, np.int32)
+    logp = np.full(len(ids), -1.5) if logprobs is None else np.array(logprobs)
+    return Completion(ids, logp.astype(np.float32), np.zeros(len(ids), np.float32), "stop", "v0")
+
+
+def random_batch(seed, groups=4, samples=4, longest=4, vocab=11, prefix=5):
+    """Prompts (pairs share a beginning), completions and rewards; group 1 is dead."""
+    rng = np.random.default_rng(seed)
+    heads = [rng.integers(0, vocab, prefix) for _ in range(max(groups // 2, 1))]
+    prompts, completions = [], []
+    for g in range(groups):
+        tail = rng.integers(0, vocab, rng.integers(1, 4))
+        prompts.append(np.concatenate([heads[g % len(heads)], tail]).astype(np.int32))
+        completions.append(
+            [
+                completion(rng.integers(0, vocab, n), -rng.uniform(0.5, 3.0, n))
+                for n in rng.integers(1, longest + 1, samples)
+            ]
+        )
+    rewards = rng.integers(0, 2, (groups, samples)).astype(float)
+    rewards[:, :2] = [1.0, 0.0]
+    if groups > 1:
+        rewards[1] = 0.0
+    return prompts, completions, rewards
