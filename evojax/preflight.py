@@ -1,0 +1,281 @@
+"""Checks of a composed configuration before anything is written: every problem, in one list."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from evojax.config import MODES, ArchConf
+from evojax.errors import InputError, Problem
+from evojax.overrides import group_options
+from evojax.paths import nearest_existing
+
+MUTABLE = ("reward", "filter", "sampling", "data", "algorithm", "diagnostics")
+_READING_MODES = ("evaluate", "diagnose", "backtest", "report")
+_SMOLLM2_PARAMS = 134_515_008
+_FREE_DISK = 64 * 1024 * 1024  # bytes for evidence, report and logs
+
+
+@dataclass(frozen=True)
+class Range:
+    """Limits of a number; NaN and infinities are always outside."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        below = value < self.high if self.open_high else value <= self.high
+        return math.isfinite(value) and above and below
+
+    def __str__(self) -> str:
+        """
+        >>> str(Range(0, 1, open_low=True)), str(Range(1))
+        ('above 0 and at most 1', 'at least 1')
+        """
+        parts = []
+        if self.low > -math.inf:
+            parts.append(f"{'above' if self.open_low else 'at least'} {self.low:g}")
+        if self.high < math.inf:
+            parts.append(f"{'below' if self.open_high else 'at most'} {self.high:g}")
+        return " and ".join(parts) or "a finite number"
+
+
+_POSITIVE = Range(0, open_low=True)
+_FROM_0, _FROM_1 = Range(0), Range(1)
+_UNIT = Range(0, 1, open_low=True, open_high=True)
+
+RANGES: dict[str, Range] = {
+    "seed": _FROM_0,
+    "rollout.max_batch": _FROM_1,
+    "domain.train_items": _FROM_1,
+    "domain.eval_items": Range(2),  # an interval over items needs two
+    "domain.audit_items": _FROM_1,
+    "domain.split_seed": _FROM_0,
+    "domain.grader_timeout_s": _POSITIVE,
+    "data.target_rate": Range(0, 1),
+    "data.sharpness": _FROM_0,
+    "sampling.temperature": _POSITIVE,
+    "sampling.group_size": Range(2),  # one sample has nothing to be compared with
+    "sampling.max_new_tokens": _FROM_1,
+    "filter.refill_rounds": _FROM_0,
+    "algorithm.dead_tolerance": _FROM_0,
+    "algorithm.eps_low": _UNIT,
+    "algorithm.eps_high": _UNIT,
+    "algorithm.epochs": _FROM_1,
+    "algorithm.lr": _POSITIVE,
+    "algorithm.warmup_steps": _FROM_0,
+    "algorithm.beta1": Range(0, 1, open_high=True),
+    "algorithm.beta2": Range(0, 1, open_high=True),
+    "algorithm.weight_decay": _FROM_0,
+    "algorithm.grad_clip": _POSITIVE,
+    "train.steps": _FROM_1,
+    "train.candidate_steps": _FROM_1,
+    "train.prompts_per_step": _FROM_1,
+    "train.micro_batch_groups": _FROM_1,
+    "train.checkpoint_every": _FROM_1,
+    "train.max_nonfinite": _FROM_1,
+    "eval.samples": _FROM_1,
+    "eval.temperature": _POSITIVE,
+    "eval.max_new_tokens": _FROM_1,
+    "eval.seed": _FROM_0,
+    "diagnostics.timeout_s": _POSITIVE,
+    "diagnostics.memory_mb": Range(16),
+    "evolution.rounds": _FROM_0,
+    "evolution.candidates": _FROM_1,
+    "evolution.min_backtest_gain": Range(),
+    "evolution.gate.alpha": _UNIT,
+    "evolution.gate.resamples": Range(100),
+    "evolution.gate.min_delta": Range(),
+    "evolution.gate.seed": _FROM_0,
+}
+_ARCH = tuple(ArchConf.__dataclass_fields__)
+
+
+def _get(cfg: DictConfig, key: str) -> Any:
+    return functools.reduce(getattr, key.split("."), cfg)
+
+
+def _ranges(cfg: DictConfig) -> Iterable[Problem]:
+    limits = dict(RANGES)
+    if cfg.policy.source == "random":
+        limits |= {f"policy.arch.{name}": _POSITIVE for name in _ARCH}
+    for key, limit in limits.items():
+        if not OmegaConf.is_missing(cfg, key) and (value := _get(cfg, key)) not in limit:
+            yield Problem("out of range", key, value, f"give a number that is {limit}")
+
+
+def _name(key: str, value: str, valid: Iterable[str]) -> Iterable[Problem]:
+    names = sorted(valid)
+    if value not in names:
+        near = difflib.get_close_matches(value, names, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        yield Problem("unknown name", key, value, f"{hint}valid: {', '.join(names)}")
+
+
+def _names(cfg: DictConfig) -> Iterable[Problem]:
+    from evojax.domains.base import DOMAINS
+    from evojax.domains.math.tasks import TASKS
+    from evojax.evolution.proposers import PROPOSERS
+    from evojax.grpo.advantages import ADVANTAGES
+    from evojax.rewards.compose import REWARDS
+    from evojax.training.selection import SELECTORS
+
+    yield from _name("mode", cfg.mode, MODES)
+    yield from _name("policy.source", cfg.policy.source, ("smollm2_135m", "path", "random"))
+    yield from _name("rollout.engine", cfg.rollout.engine, ("embedded",))
+    yield from _name("evolution.init_from", cfg.evolution.init_from, ("parent", "base"))
+    yield from _name("domain.name", cfg.domain.name, DOMAINS)
+    yield from _name("data.selection", cfg.data.selection, SELECTORS)
+    yield from _name("algorithm.advantage", cfg.algorithm.advantage, ADVANTAGES)
+    yield from _name("evolution.proposer", cfg.evolution.proposer, PROPOSERS)
+    for component in cfg.reward.components:
+        yield from _name("reward.components", str(component), REWARDS)
+    if cfg.domain.path is None:
+        for task in cfg.domain.tasks:
+            yield from _name("domain.tasks", task, TASKS)
+    for group in cfg.evolution.boundary.mutable:
+        if group not in MUTABLE:
+            remedy = f"only these may change: {', '.join(MUTABLE)}"
+            what = "a group that must stay frozen for the loop, or no group"
+            yield Problem(what, "evolution.boundary.mutable", group, remedy)
+
+
+def _combinations(cfg: DictConfig) -> Iterable[Problem]:
+    weights = dict(cfg.reward.components)
+    if not any(weights.values()) or not all(math.isfinite(w) for w in weights.values()):
+        what = "every weight must be finite and one of them not 0"
+        yield Problem(what, "reward.components", weights, "e.g. reward.components.correct=1.0")
+    if cfg.domain.path is None and not cfg.domain.tasks:
+        remedy = "name generators, e.g. domain.tasks=[add_sub], or a file by domain.path="
+        yield Problem("there is nothing to train on", "domain.tasks", [], remedy)
+    if cfg.domain.chat and cfg.domain.path is None:
+        what = "only problems from a file are rendered as chat"
+        yield Problem(
+            what, "domain.chat", True, "set domain.path=<file.jsonl> or domain.chat=false"
+        )
+    if cfg.policy.path is not None and cfg.policy.source != "path":
+        what = f"has no effect while policy.source is {cfg.policy.source}"
+        yield Problem(what, "policy.path", cfg.policy.path, "add policy=local")
+    if cfg.mode in _READING_MODES and cfg.resume is None:
+        remedy = "name the run to read: resume=outputs/<experiment>/<run>"
+        yield Problem(f"mode={cfg.mode} works on an existing run", "resume", None, remedy)
+    arch = cfg.policy.arch
+    if cfg.policy.source == "random" and min(arch.num_heads, arch.num_kv_heads) > 0:
+        if arch.num_heads % arch.num_kv_heads or arch.hidden_size % arch.num_heads:
+            what = "hidden_size must divide by num_heads, and num_heads by num_kv_heads"
+            sizes = [arch.hidden_size, arch.num_heads, arch.num_kv_heads]
+            yield Problem(what, "policy.arch", sizes, "e.g. 32, 4 and 2")
+
+
+def _files(cfg: DictConfig) -> Iterable[Problem]:
+    if cfg.policy.source == "path":
+        root = Path(cfg.policy.path) if cfg.policy.path else None
+        if root is None or not root.is_dir():
+            yield Problem("no such directory", "policy.path", cfg.policy.path, "give a directory")
+        elif not (root / "config.json").is_file() or not list(root.glob("*.safetensors")):
+            remedy = "it must hold config.json, *.safetensors and tokenizer.json"
+            yield Problem("not a Hugging Face model directory", "policy.path", str(root), remedy)
+    if cfg.domain.path is not None:
+        file = Path(cfg.domain.path)
+        if not file.is_file():
+            remedy = "give the path of a JSONL file"
+            yield Problem("no such file", "domain.path", str(file), remedy)
+        elif file.stat().st_size == 0:
+            yield Problem("the file is empty", "domain.path", str(file), "one JSON object a line")
+    if cfg.resume is not None and not (Path(cfg.resume) / ".hydra").is_dir():
+        remedy = "give a directory outputs/<experiment>/<run>"
+        yield Problem("this is not a run directory", "resume", cfg.resume, remedy)
+
+
+def disk_need(cfg: DictConfig) -> int:
+    """Bytes a run writes at least: a training state and the weights of each version, float32.
+
+    ``need = 4 N (3 + versions) + 64 MiB`` with N parameters; a training state holds the weights
+    and the two moments of AdamW.
+    """
+    if cfg.policy.source == "path":
+        size = sum(f.stat().st_size for f in Path(cfg.policy.path).glob("*.safetensors"))
+    elif cfg.policy.source == "random":
+        arch = cfg.policy.arch
+        layer = 4 * arch.hidden_size**2 + 3 * arch.hidden_size * arch.intermediate_size
+        size = 4 * (arch.vocab_size * arch.hidden_size + arch.num_layers * layer)
+    else:
+        size = 4 * _SMOLLM2_PARAMS
+    versions = 1 + cfg.evolution.rounds * (cfg.evolution.candidates + 1)
+    return size * (3 + versions) + _FREE_DISK
+
+
+def _disk(cfg: DictConfig) -> Iterable[Problem]:
+    place = nearest_existing(Path(cfg.resume or cfg.output_root).absolute())
+    key = "resume" if cfg.resume else "output_root"
+    if not place.is_dir():
+        yield Problem("a file is in the way", key, str(place), "choose another directory")
+        return
+    if not os.access(place, os.W_OK | os.X_OK):
+        remedy = "choose a directory that you may write to"
+        yield Problem("the directory is not writable", key, str(place), remedy)
+    free, need = shutil.disk_usage(place).free, disk_need(cfg)
+    if cfg.mode in ("evolve", "train") and free < need:
+        what = f"the disk has {free / 1e9:.2f} GB free, the run needs about {need / 1e9:.2f} GB"
+        yield Problem(what, key, str(place), "free some space or choose another disk")
+
+
+def missing_experiment(cfg: DictConfig, trees: Sequence[Path]) -> Problem | None:
+    """The problem of a command line that names no experiment, with the names that exist."""
+    if not OmegaConf.is_missing(cfg, "experiment"):
+        return None
+    names = ", ".join(group_options("experiment", trees))
+    remedy = f"add +experiment=<name>, one of: {names}"
+    return Problem("no experiment is chosen", "experiment", None, remedy)
+
+
+def preflight(cfg: DictConfig) -> list[Problem]:
+    """Every problem of values and combinations in a composed configuration.
+
+    Args:
+        cfg: the configuration without Hydra's own node; types are already right by the schema.
+    """
+    missing = [key for key in sorted(OmegaConf.missing_keys(cfg)) if not key.startswith("hydra")]
+    if missing:
+        return [Problem("must be set", key, "???", f"add {key}=<value>") for key in missing]
+    checks: tuple[Callable[[DictConfig], Iterable[Problem]], ...]
+    checks = (_names, _ranges, _combinations, _files)
+    problems = [problem for find in checks for problem in find(cfg)]
+    return problems or list(_disk(cfg))
+
+
+def check(cfg: DictConfig) -> None:
+    """Refuse a configuration that cannot work.
+
+    Raises:
+        InputError: with everything that `preflight` finds.
+    """
+    if problems := preflight(cfg):
+        raise InputError(problems)
+
+
+def notes(cfg: DictConfig) -> list[str]:
+    """What a reader of the results must know about this configuration, in sentences."""
+    found = []
+    if cfg.algorithm.epochs == 1:
+        found.append(
+            "One update per batch of rollouts: the importance ratio is 1, so clipping is off by "
+            "construction (algorithm.epochs=1)."
+        )
+    if cfg.train.shuffle_rewards:
+        found.append("Sanity control: rewards are permuted, so the score must not rise.")
+    if set(cfg.reward.components) != {"correct"}:
+        found.append("Versions are judged by their share of right answers, not by this reward.")
+    return found
