@@ -93,7 +93,7 @@ def _concat(name: str, pieces: list[pa.Table]) -> pa.Table:
 def _read(path: Path) -> tuple[str, pa.Table] | Problem:
     remedy = "remove the file, or write the evidence again"
     try:
-        table = pq.read_table(path, partitioning=None)
+        table = pq.ParquetFile(path).read()
     except (pa.ArrowException, OSError) as error:
         return Problem(f"not a readable Parquet file ({error})", str(path), path.name, remedy)
     metadata = table.schema.metadata or {}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from evidence_fixtures import make_trajectory
 
 from evojax.errors import InputError
 from evojax.evidence.reader import empty, load
@@ -11,7 +12,7 @@ from evojax.evidence.writer import EvidenceWriter
 
 
 @pytest.fixture
-def version_dir(tmp_path, make_trajectory):
+def version_dir(tmp_path):
     writer = EvidenceWriter(tmp_path / "evidence", "r", "v001")
     for step in range(2):
         writer.rollouts([make_trajectory(step=step, sample=s) for s in range(2)], "train")

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from evidence_fixtures import make_trajectory
 
 from evojax.errors import UnavailableError
 from evojax.evidence.reader import load
@@ -15,7 +16,7 @@ def _writer(tmp_path):
     return EvidenceWriter(tmp_path / "evidence", "run-a", "v001")
 
 
-def test_one_row_holds_prompt_and_completion(tmp_path, make_trajectory):
+def test_one_row_holds_prompt_and_completion(tmp_path):
     writer = _writer(tmp_path)
     writer.rollouts([make_trajectory(step=5, group=2, sample=3)], "train", refill_round=1)
     writer.flush("000005")
@@ -34,7 +35,7 @@ def test_one_row_holds_prompt_and_completion(tmp_path, make_trajectory):
     assert (turn["role"], turn["turn"], turn["mean_logprob"]) == ("policy", 0, -0.375)
 
 
-def test_unscorable_reward_is_null_not_zero(tmp_path, make_trajectory):
+def test_unscorable_reward_is_null_not_zero(tmp_path):
     writer = _writer(tmp_path)
     lost = make_trajectory(
         status="unscorable", reward=float("nan"), components={"correct": float("nan")}
@@ -50,7 +51,7 @@ def test_unscorable_reward_is_null_not_zero(tmp_path, make_trajectory):
     ("stop", "reason", "truncated"),
     [(("\n",), "length", True), (("\n",), "stop", False), ((), "length", False)],
 )
-def test_truncated_needs_a_stop_rule(tmp_path, make_trajectory, stop, reason, truncated):
+def test_truncated_needs_a_stop_rule(tmp_path, stop, reason, truncated):
     writer = _writer(tmp_path)
     writer.rollouts([make_trajectory(stop=stop, reason=reason)], "train")
     writer.flush("p")
@@ -58,7 +59,7 @@ def test_truncated_needs_a_stop_rule(tmp_path, make_trajectory, stop, reason, tr
     assert row["truncated"] is truncated and row["stop_reason"] == reason
 
 
-def test_a_part_written_again_replaces_its_rows_byte_for_byte(tmp_path, make_trajectory):
+def test_a_part_written_again_replaces_its_rows_byte_for_byte(tmp_path):
     def write():
         writer = _writer(tmp_path)
         writer.rollouts([make_trajectory(sample=i) for i in range(4)], "train")
@@ -76,7 +77,7 @@ def test_a_part_written_again_replaces_its_rows_byte_for_byte(tmp_path, make_tra
     assert load(tmp_path).rollouts().num_rows == 4
 
 
-def test_a_part_that_lost_a_table_removes_its_old_file(tmp_path, make_trajectory):
+def test_a_part_that_lost_a_table_removes_its_old_file(tmp_path):
     writer = _writer(tmp_path)
     writer.update({"step": 0, "skipped": False})
     writer.flush("p")
@@ -95,14 +96,14 @@ def test_update_row_nan_is_null_and_unknown_keys_are_refused(tmp_path):
     assert row["grad_norm"] is None and row["skipped"] is True and row["loss"] is None
 
 
-def test_lengths_that_differ_are_refused(tmp_path, make_trajectory):
+def test_lengths_that_differ_are_refused(tmp_path):
     good = make_trajectory()
     bad = dataclasses.replace(good.completion, logprobs=np.zeros(1, np.float32))
     with pytest.raises(ValueError, match="equally long"):
         _writer(tmp_path).rollouts([dataclasses.replace(good, completion=bad)], "train")
 
 
-def test_half_a_surrogate_pair_does_not_stop_the_run(tmp_path, make_trajectory):
+def test_half_a_surrogate_pair_does_not_stop_the_run(tmp_path):
     writer = _writer(tmp_path)
     writer.rollouts([make_trajectory(text="a\ud83db")], "train")
     writer.flush("p")
@@ -115,7 +116,7 @@ def test_part_names_stay_inside_the_directory(tmp_path, part):
         _writer(tmp_path).flush(part)
 
 
-def test_full_disk_keeps_rows_and_leaves_no_half_file(tmp_path, make_trajectory, monkeypatch):
+def test_full_disk_keeps_rows_and_leaves_no_half_file(tmp_path, monkeypatch):
     writer = _writer(tmp_path)
     writer.rollouts([make_trajectory()], "train")
     real = pq.write_table
