@@ -65,6 +65,10 @@ class UnavailableError(EvojaxError):
     exit_code = EXIT_UNAVAILABLE
 
 
+class TrainingFailed(UnavailableError):
+    """A version could not be trained (its updates stay non-finite); a failed arm has no score."""
+
+
 class Interrupted(EvojaxError):
     """Ctrl-C or SIGTERM arrived; the run's state is saved (exit 130)."""
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from evojax.config import EvojaxConf
 from evojax.domains.base import Domain
 from evojax.evidence.types import Completion, Grade, Item, Trajectory
-from evojax.grpo.advantages import ADVANTAGES
-from evojax.policy.tokenizer import TextTokenizer
+from evojax.grpo.advantages import ADVANTAGES, GroupAdvantages
+from evojax.policy.tokenizer import Tokenizer
 from evojax.rewards.compose import compose
 from evojax.rollout.base import Engine, SamplingParams
 from evojax.training.seeds import derive, stream
@@ -27,32 +27,32 @@ class Group:
     item: Item
     trajectories: list[Trajectory]
     refill_round: int = 0
-    dead: bool = False
-
-    @property
-    def prompt_ids(self) -> np.ndarray:
-        return self.trajectories[0].prompt_ids
-
-    @property
-    def completions(self) -> list[Completion]:
-        return [t.completion for t in self.trajectories]
 
 
 @dataclass
 class StepRollouts:
-    """What one step drew and what of it goes into the update."""
+    """What one step drew, and the advantages of all of it.
 
-    groups: list[Group] = field(default_factory=list)
-    seconds: float = 0.0
+    Args:
+        groups: in the order drawn, refills last. advantages: one row per group.
+        seconds: spent sampling and grading.
+    """
+
+    groups: list[Group]
+    advantages: GroupAdvantages
+    seconds: float
 
     @property
     def trajectories(self) -> list[Trajectory]:
         return [t for group in self.groups for t in group.trajectories]
 
     @property
-    def in_update(self) -> list[Group]:
-        """Groups that the loss counts: those with at least one kept trajectory."""
-        return [g for g in self.groups if any(t.kept for t in g.trajectories)]
+    def prompts(self) -> list[np.ndarray]:
+        return [g.trajectories[0].prompt_ids for g in self.groups]
+
+    @property
+    def completions(self) -> list[list[Completion]]:
+        return [[t.completion for t in g.trajectories] for g in self.groups]
 
     @property
     def tokens(self) -> int:
@@ -60,26 +60,24 @@ class StepRollouts:
         return sum(len(t.completion.token_ids) for t in self.trajectories)
 
 
-def encode_prompt(tokenizer: TextTokenizer, item: Item) -> np.ndarray:
+def encode_prompt(tokenizer: Tokenizer, item: Item) -> np.ndarray:
     """Token ids of the item's prompt; the chat template is applied here, once, and never again."""
     if item.chat is not None:
         return tokenizer.chat(item.chat)
     return tokenizer.encode(item.prompt)
 
 
-def stop_ids(tokenizer: TextTokenizer, items: Sequence[Item]) -> tuple[int, ...]:
+def stop_ids(tokenizer: Tokenizer, items: Sequence[Item]) -> tuple[int, ...]:
     """Ids that end a completion of these items: end of text, and any token holding a stop text."""
     texts = sorted({text for item in items for text in item.stop})
     ids = {i for text in texts for i in tokenizer.ids_containing(text)}
-    if tokenizer.eos_id is not None:
-        ids.add(tokenizer.eos_id)
-    return tuple(sorted(ids))
+    return tuple(sorted(ids | set(tokenizer.eos_ids)))
 
 
-def visible_text(tokenizer: TextTokenizer, item: Item, completion: Completion) -> str:
+def visible_text(tokenizer: Tokenizer, item: Item, completion: Completion) -> str:
     """The decoded completion without its end-of-text token, cut at the first stop text."""
     ids = completion.token_ids
-    if len(ids) and tokenizer.eos_id is not None and ids[-1] == tokenizer.eos_id:
+    if len(ids) and int(ids[-1]) in tokenizer.eos_ids:
         ids = ids[:-1]
     text = tokenizer.decode(ids)
     cuts = [text.find(s) for s in item.stop if s in text]
@@ -93,7 +91,7 @@ class Sampler:
         engine: samples token ids. domain: grades texts. tokenizer: maps between the two.
     """
 
-    def __init__(self, engine: Engine, domain: Domain, tokenizer: TextTokenizer):
+    def __init__(self, engine: Engine, domain: Domain, tokenizer: Tokenizer):
         self.engine = engine
         self.domain = domain
         self.tokenizer = tokenizer
@@ -183,13 +181,14 @@ def collect(
     """
     started = time.perf_counter()
     select = SELECTORS.get(cfg.data.selection, "data.selection")
-    out = StepRollouts()
     want = cfg.train.prompts_per_step
+    groups: list[Group] = []
+    advantages: GroupAdvantages | None = None
     for refill in range(cfg.filter.refill_rounds + 1):
-        live = sum(not g.dead for g in out.groups)
-        if refill and live >= want:
+        missing = want if advantages is None else want - int(advantages.live.sum())
+        if missing <= 0:
             break
-        items = select(pool, step, want - live, cfg.seed, stats, cfg.data, refill)
+        items = select(pool, step, missing, cfg.seed, stats, cfg.data, refill)
         seeds = [derive(cfg.seed, "sample", step, refill, i) for i in range(len(items))]
         drawn = sampler.draw(
             items,
@@ -199,41 +198,42 @@ def collect(
             cfg.sampling.max_new_tokens,
             cfg.reward.components,
             step,
-            first_group=len(out.groups),
+            first_group=len(groups),
         )
         for group in drawn:
             group.refill_round = refill
-        out.groups.extend(set_advantages(drawn, cfg, step, refill))
-    if cfg.filter.refill_rounds:
-        _drop_replaced(out.groups)
-    for group in out.groups:
+        fresh = _set_advantages(drawn, cfg, step, refill)
+        groups.extend(drawn)
+        advantages = fresh if advantages is None else _joined(advantages, fresh)
+    assert advantages is not None
+    for group in groups:
         scored = [t for t in group.trajectories if t.grade.status != "unscorable"]
         right = sum(t.grade.status == "correct" for t in scored)
         stats.add(group.item.id, float(right), float(len(scored)))
-    out.seconds = time.perf_counter() - started
-    return out
+    return StepRollouts(groups, advantages, time.perf_counter() - started)
 
 
-def set_advantages(
+def _set_advantages(
     groups: Sequence[Group], cfg: EvojaxConf, step: int, refill: int
-) -> list[Group]:
-    """Groups with advantages, dead flags and the trajectory filter applied.
+) -> GroupAdvantages:
+    """Advantages of freshly drawn groups, also written into their trajectories.
 
-    A filtered or unscorable trajectory is left out of its group's mean and of the loss.
+    Under dynamic sampling a dead group leaves the batch: its tokens leave the loss's divisor.
     """
     rewards = np.array([[t.reward for t in g.trajectories] for g in groups], dtype=np.float64)
+    include = np.ones(rewards.shape, dtype=bool)
     if cfg.filter.drop_truncated:
         cut = [[t.completion.finish_reason == "length" for t in g.trajectories] for g in groups]
-        rewards = np.where(np.array(cut), np.nan, rewards)
+        include = ~np.array(cut)
     if cfg.train.shuffle_rewards:
-        flat = rewards.reshape(-1)
-        order = stream(cfg.seed, "shuffle", step, refill).permutation(flat.size)
-        rewards = flat[order].reshape(rewards.shape)
+        order = stream(cfg.seed, "shuffle", step, refill).permutation(rewards.size)
+        rewards = rewards.reshape(-1)[order].reshape(rewards.shape)
     estimate = ADVANTAGES.get(cfg.algorithm.advantage, "algorithm.advantage")
-    result = estimate(rewards, cfg.algorithm.dead_tolerance)
-    out = []
+    result = estimate(rewards, tolerance=cfg.algorithm.dead_tolerance, include=include)
+    if cfg.filter.refill_rounds:
+        result = dataclasses.replace(result, weight=result.weight & result.live[:, None])
     for g, group in enumerate(groups):
-        trajectories = [
+        group.trajectories = [
             dataclasses.replace(
                 t,
                 reward=float(rewards[g, s]),
@@ -242,14 +242,9 @@ def set_advantages(
             )
             for s, t in enumerate(group.trajectories)
         ]
-        out.append(Group(group.item, trajectories, group.refill_round, bool(result.dead[g])))
-    return out
+    return result
 
 
-def _drop_replaced(groups: Sequence[Group]) -> None:
-    """Under dynamic sampling a dead group leaves the batch, its tokens leave the denominator."""
-    for group in groups:
-        if group.dead:
-            group.trajectories = [
-                dataclasses.replace(t, kept=False) for t in group.trajectories
-            ]
+def _joined(first: GroupAdvantages, second: GroupAdvantages) -> GroupAdvantages:
+    pairs = ((getattr(first, f.name), getattr(second, f.name)) for f in dataclasses.fields(first))
+    return GroupAdvantages(*(np.concatenate(pair) for pair in pairs))

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from evojax.config import EvojaxConf
-from evojax.errors import UnavailableError
+from evojax.errors import InputError, TrainingFailed
 from evojax.evidence.types import Item
 from evojax.evidence.writer import EvidenceWriter
-from evojax.grpo.pack import GroupRollouts, pack_groups
+from evojax.grpo.pack import pack
 from evojax.grpo.update import Updater
 from evojax.policy.decoder import ModelConfig, Params
 from evojax.report.live import LiveView
@@ -28,6 +28,18 @@ from evojax.training import checkpoint
 from evojax.training.collect import Sampler, StepRollouts, collect
 from evojax.training.interrupt import InterruptGuard
 from evojax.training.selection import ItemStats
+
+
+_FROM_UPDATE = (
+    "lr",
+    "loss",
+    "grad_norm",
+    "clip_high",
+    "clip_low",
+    "ratio_max",
+    "mismatch_k1",
+    "mismatch_k3",
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,8 @@ class VersionTrainer:
 
         Raises:
             Interrupted: a stop was asked for; the state is saved first.
-            UnavailableError: updates kept being non-finite, or the disk failed.
+            TrainingFailed: updates kept being non-finite.
+            UnavailableError: the disk failed.
         """
         updater = Updater(self.model, self.cfg.algorithm, self.cfg.sampling.temperature)
         writer = EvidenceWriter(self.directory / "evidence", self.run, arm.version)
@@ -121,7 +134,7 @@ class VersionTrainer:
             )
             last = done == arm.steps
             if bad >= self.cfg.train.max_nonfinite:
-                raise UnavailableError(
+                raise TrainingFailed(
                     f"{bad} updates in a row had a non-finite gradient (version {arm.version}, "
                     f"step {step}); weights are unchanged since. Lower algorithm.lr "
                     f"(now {self.cfg.algorithm.lr}) or look at the evidence in {self.directory}"
@@ -145,10 +158,11 @@ class VersionTrainer:
         for warning in found.warnings:
             self.view.note(f"checkpoint: {warning}")
         if found.meta["config_hash"] != arm.config_hash:
-            raise UnavailableError(
-                f"the checkpoint in {self.checkpoints} belongs to another configuration "
-                f"({found.meta['config_hash'][:12]}, not {arm.config_hash[:12]}); "
-                "move it away to train this version anew"
+            raise InputError.one(
+                "the checkpoint belongs to another configuration than the version's commit",
+                str(self.checkpoints),
+                found.meta["config_hash"][:12],
+                f"move it away to train {arm.version} ({arm.config_hash[:12]}) anew",
             )
         stats.counts = {k: (v[0], v[1]) for k, v in found.meta["item_stats"].items()}
         self.view.note(f"{arm.version}: going on after update {found.meta['done']}")
@@ -175,21 +189,15 @@ class VersionTrainer:
         self, updater: Updater, state: dict[str, Any], rollouts: StepRollouts, step: int
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         started = time.perf_counter()
-        groups = [
-            GroupRollouts(
-                prompt_ids=g.prompt_ids,
-                token_ids=[c.token_ids for c in g.completions],
-                logp_rollout=[c.logprobs for c in g.completions],
-                advantages=np.array([t.advantage for t in g.trajectories]),
-                weight=np.array([float(t.kept) for t in g.trajectories]),
-            )
-            for g in rollouts.in_update
-        ]
-        packed = pack_groups(groups, self.cfg.train.micro_batch_groups)
+        packed = pack(
+            rollouts.prompts,
+            rollouts.completions,
+            rollouts.advantages,
+            self.cfg.train.micro_batch_groups,
+        )
         metrics: dict[str, float] = {}
-        if packed is not None:
-            for _ in range(self.cfg.algorithm.epochs):
-                state, metrics = updater.step(state, packed)
+        for _ in range(self.cfg.algorithm.epochs if packed is not None else 1):
+            state, metrics = updater.step(state, packed)
         row = self._row(rollouts, metrics, step)
         row["update_s"] = time.perf_counter() - started
         return state, row
@@ -197,21 +205,22 @@ class VersionTrainer:
     def _row(
         self, rollouts: StepRollouts, metrics: dict[str, float], step: int
     ) -> dict[str, Any]:
-        scored = [t for t in rollouts.trajectories if np.isfinite(t.reward)]
+        scored = [t.reward for t in rollouts.trajectories if np.isfinite(t.reward)]
         entropies = np.concatenate([t.completion.entropies for t in rollouts.trajectories])
-        dead = sum(g.dead for g in rollouts.groups)
+        advantages = rollouts.advantages
         return {
-            **metrics,
+            **{name: metrics[name] for name in _FROM_UPDATE},
             "step": step,
             "entropy": float(entropies.mean()),
-            "reward_mean": float(np.mean([t.reward for t in scored])) if scored else float("nan"),
+            "reward_mean": float(np.mean(scored)) if scored else float("nan"),
             "tokens": rollouts.tokens,
-            "groups": len(rollouts.in_update),
-            "live_groups": len(rollouts.groups) - dead,
-            "dead_groups": dead,
+            "groups": int(advantages.weight.any(axis=1).sum()),
+            "live_groups": int(advantages.live.sum()),
+            "dead_groups": int(advantages.dead.sum()),
             "drawn_groups": len(rollouts.groups),
-            "skipped": bool(metrics.get("skipped", 0)),
+            "skipped": bool(metrics["skipped"]),
             "rollout_s": rollouts.seconds,
+            "policy_version": rollouts.completions[0][0].policy_version,
         }
 
     def _record(

@@ -1,0 +1,119 @@
+"""run.json: what a run is made of, written once when it starts and read by every later mode."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+import evojax
+from evojax.config import EvojaxConf
+from evojax.errors import InputError, Problem
+from evojax.evolution.workshop import NOT_NUMBERS, config_hash
+from evojax.training.version import write_json
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "duckdb", "hydra-core")
+
+
+def device() -> dict[str, Any]:
+    """The hardware that JAX sees, in words and numbers."""
+    import jax
+
+    found = jax.devices()
+    return {
+        "platform": found[0].platform,
+        "kind": found[0].device_kind,
+        "devices": len(found),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "machine": platform.machine(),
+    }
+
+
+def write_manifest(run_dir: Path, cfg: DictConfig, overrides: list[str]) -> None:
+    """Write run.json."""
+    write_json(
+        run_dir / "run.json",
+        {
+            "schema": 1,
+            "experiment": cfg.experiment,
+            "mode": cfg.mode,
+            "seed": cfg.seed,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "config": OmegaConf.to_container(cfg, resolve=True),
+            "config_hash": config_hash(cfg),
+            "overrides": overrides,
+            "evojax": evojax.__version__,
+            "python": platform.python_version(),
+            "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
+            "device": device(),
+        },
+    )
+
+
+def read_manifest(run_dir: Path) -> dict[str, Any]:
+    """run.json of an existing run.
+
+    Raises:
+        InputError: the directory is no run, or the file is damaged.
+    """
+    path = run_dir / "run.json"
+    if not path.is_file():
+        raise InputError.one(
+            "no run.json there: not a run directory, or the run was refused before it began",
+            "resume",
+            str(run_dir),
+            "give a directory such as outputs/<experiment>/<run>",
+        )
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise InputError.one(
+            f"run.json is damaged ({error})", "resume", str(path), "restore it, or start a new run"
+        ) from error
+
+
+def stored_config(manifest: dict[str, Any], asked: DictConfig) -> DictConfig:
+    """The run's own configuration; only mode, version and display come from the command line."""
+    merged = OmegaConf.merge(OmegaConf.structured(EvojaxConf), manifest["config"])
+    for key in NOT_NUMBERS:
+        OmegaConf.update(merged, key, asked[key])
+    return cast(DictConfig, merged)
+
+
+def refuse_changed(manifest: dict[str, Any], asked: DictConfig) -> None:
+    """Going on with a run keeps its configuration.
+
+    Raises:
+        InputError: one problem for each key that now has another value.
+    """
+    problems = []
+    old = _flat(manifest["config"])
+    new = _flat(cast(dict[str, Any], OmegaConf.to_container(asked, resolve=True)))
+    for key in sorted(old.keys() | new.keys()):
+        if key.split(".")[0] not in NOT_NUMBERS and old.get(key) != new.get(key):
+            problems.append(
+                Problem(
+                    f"a resumed run keeps its configuration, which has {old.get(key)!r} here",
+                    key,
+                    new.get(key),
+                    "leave the override out, or start a new run",
+                )
+            )
+    if problems:
+        raise InputError(problems)
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            out |= _flat(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
+    return out

@@ -1,0 +1,117 @@
+"""What all versions of a run share: tokenizer, model shape, problems, engine, progress."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from evojax.config import EvojaxConf
+from evojax.domains.base import Domain, load_domain
+from evojax.errors import InputError
+from evojax.evidence.types import Item, Split
+from evojax.policy.decoder import Params
+from evojax.policy.hf import load_hf, save_hf
+from evojax.policy.load import Policy, load_policy
+from evojax.report.live import LiveView
+from evojax.rollout.embedded import EmbeddedEngine, enable_compile_cache
+from evojax.training.collect import Sampler, encode_prompt
+from evojax.training.interrupt import InterruptGuard
+
+
+NOT_NUMBERS = ("mode", "resume", "version", "output_root", "live")
+
+
+def typed(cfg: DictConfig) -> EvojaxConf:
+    """The composed configuration as its dataclass, every interpolation resolved."""
+    return cast(EvojaxConf, OmegaConf.to_object(cfg))
+
+
+def config_hash(cfg: DictConfig) -> str:
+    """sha256 of everything that can change a version's numbers.
+
+    Left out (``NOT_NUMBERS``): where output goes and how it is shown, which do not.
+    """
+    plain = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
+    for key in NOT_NUMBERS:
+        plain.pop(key, None)
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+class Workshop:
+    """Built once per process from the frozen part of the configuration.
+
+    Args:
+        cfg: the run's configuration; candidates may not change the parts used here.
+    """
+
+    def __init__(self, cfg: EvojaxConf, run: str, view: LiveView, guard: InterruptGuard):
+        enable_compile_cache()
+        self.cfg = cfg
+        self.run = run
+        self.view = view
+        self.guard = guard
+        policy = load_policy(cfg.policy, cfg.seed)
+        self.model = policy.cfg
+        self.tokenizer = policy.tokenizer
+        self.label = policy.label
+        self._policy: Policy | None = policy
+        self.domain: Domain = load_domain(cfg.domain)
+        self.pools: dict[Split, list[Item]] = {
+            split: self.domain.items(split) for split in ("train", "eval", "audit")
+        }
+        self._check_lengths()
+        engine = EmbeddedEngine(self.model, self.tokenizer.pad_id, cfg.rollout.max_batch)
+        self.sampler = Sampler(engine, self.domain, self.tokenizer)
+
+    def base_params(self) -> Params:
+        """The base policy's weights, loaded anew: the trainer's update donates what it is given."""
+        policy = self._policy or load_policy(self.cfg.policy, self.cfg.seed)
+        self._policy = None
+        return policy.params
+
+    def load(self, version_dir: Path) -> Params:
+        """Weights of a finished version."""
+        return load_hf(version_dir / "policy")[1]
+
+    def export(self, version_dir: Path, params: Params) -> None:
+        """Write weights and tokenizer as a Hugging Face directory that ``transformers`` loads."""
+        save_hf(version_dir / "policy", self.model, params, self.tokenizer)
+
+    def close(self) -> None:
+        """Stop grader processes."""
+        self.domain.close()
+
+    def _check_lengths(self) -> None:
+        room = self.model.max_position - max(
+            self.cfg.sampling.max_new_tokens, self.cfg.eval.max_new_tokens
+        )
+        long = [
+            (item.id, len(ids))
+            for pool in self.pools.values()
+            for item in pool
+            if len(ids := encode_prompt(self.tokenizer, item)) > room
+        ]
+        if long:
+            raise InputError.one(
+                f"{len(long)} prompts are longer than the {room} tokens that the context of "
+                f"{self.model.max_position} leaves, the first is {long[0][0]}",
+                "domain",
+                long[0][1],
+                "shorten the prompts, or lower sampling.max_new_tokens",
+            )
+
+    def __enter__(self) -> Workshop:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
