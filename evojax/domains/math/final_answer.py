@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 
 BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
-BARE_NUMBER = re.compile(r"\s+(-?\d+(?:\.\d+)?)(?![\w.^\\]*[\w^\\])")
-JOIN = re.compile(r"[\s,;$]*(?:and|or)?[\s,;$]*(?:\\\(|\\\)|\\\[|\\\])?[\s,;$]*")
+BARE_NUMBER = re.compile(r"\s++(-?\d++(?:\.\d++)?+)(?![\w^\\])")
+DELIMITERS = (r"\(", r"\)", r"\[", r"\]")
+JOINS = ("", "and", "or")
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 
@@ -59,6 +60,17 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
     return found
 
 
+def joins(between: str) -> bool:
+    r"""Whether the text between two boxes only links them: "and", "or", a comma, dollar signs.
+
+    >>> joins(" and "), joins(r"$, $"), joins(", no: "), joins("\n")
+    (True, True, False, False)
+    """
+    for mark in DELIMITERS:
+        between = between.replace(mark, "$")
+    return bool(between.strip()) and between.strip(" \t\r\n,;$") in JOINS
+
+
 def matching_braces(text: str) -> dict[int, int]:
     r"""Index of the closing brace for each opening one; ``\{`` and ``\}`` are plain characters."""
     closing: dict[int, int] = {}
@@ -93,7 +105,7 @@ def final_answer(text: str) -> str | None:
     parts = [found[-1][2]]
     for left, right in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
         between = visible[left[1] : right[0]]
-        if not between.strip() or not JOIN.fullmatch(between):
+        if not joins(between):
             break
         parts.append(left[2])
     return ", ".join(reversed(parts))
