@@ -17,7 +17,7 @@ from evojax.config import AlgorithmConf
 from evojax.grpo.logprobs import row_at, row_logprobs
 from evojax.grpo.objective import clipped_token_loss, masked_sum, mismatch
 from evojax.grpo.pack import Packed, PackedRows
-from evojax.policy.decoder import ModelConfig, Params
+from evojax.policy.decoder import ModelConfig, Params, param_shapes
 
 State = dict[str, Any]
 Hyper = dict[str, jax.Array]
@@ -107,7 +107,7 @@ def update(
     """
     params = state["params"]
     gradient, sums = batch_gradient(params, cfg, hyper, rows, remat)
-    norm = optax.global_norm(gradient)
+    norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"])
     rate = learning_rate(hyper, state["step"])
     direction, opt_state = _optimizer(hyper).update(gradient, state["opt_state"], params)
@@ -156,9 +156,9 @@ class Updater:
         """
         return _new_state(jax.tree.map(lambda p: jnp.array(p, copy=True), params), self.hyper)
 
-    def abstract_state(self, params: Params) -> State:
-        """Shapes, types and shardings of ``init(params)``; nothing is allocated."""
-        return jax.eval_shape(lambda p: _new_state(p, self.hyper), params)
+    def abstract_state(self) -> State:
+        """Shapes and types of the state; nothing is allocated."""
+        return jax.eval_shape(lambda p: _new_state(p, self.hyper), param_shapes(self.cfg))
 
     def step(self, state: State, packed: Packed | None) -> tuple[State, dict[str, float]]:
         """Take one optimizer step; call again with the same batch for a further epoch.

@@ -46,9 +46,7 @@ def test_loss_and_clip_masks_by_hand():
     ratios = np.array([1.5, 1.5, 0.5, 0.5, 1.0, 9.0])
     advantages = row(1, -1, 1, -1, 2, 1)
     valid = mask(1, 1, 1, 1, 1, 0)
-    out = clipped_token_loss(
-        jnp.log(row(*ratios)), jnp.zeros((1, 6)), advantages, valid, 0.2, 0.28
-    )
+    out = clipped_token_loss(jnp.log(row(*ratios)), jnp.zeros((1, 6)), advantages, valid, 0.2, 0.28)
     # r A against clip(r, .8, 1.28) A: 1.28, -1.5, .5, -.8, 2 and the masked 0
     np.testing.assert_allclose(out.loss, [[-1.28, 1.5, -0.5, 0.8, -2.0, 0.0]], rtol=1e-6)
     assert out.clip_high.tolist() == [[True, False, False, False, False, False]]
@@ -59,8 +57,9 @@ def test_loss_and_clip_masks_by_hand():
 def test_clipped_tokens_have_no_gradient_and_others_have_minus_r_times_a():
     logp = jnp.log(row(1.5, 0.5, 1.1))
     gradient = jax.grad(
-        lambda x: clipped_token_loss(x, jnp.zeros_like(x), row(1, -1, 3), mask(1, 1, 1), 0.2, 0.28)
-        .loss.sum()
+        lambda x: clipped_token_loss(
+            x, jnp.zeros_like(x), row(1, -1, 3), mask(1, 1, 1), 0.2, 0.28
+        ).loss.sum()
     )(logp)
     np.testing.assert_allclose(gradient, [[0.0, 0.0, -3.3]], rtol=1e-5, atol=1e-7)
 

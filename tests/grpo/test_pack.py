@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers_grpo import TINY, completion, random_batch
+from helpers_grpo import TINY, completion, random_batch, sharp_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evojax.grpo.advantages import group_normalised
 from evojax.grpo.logprobs import score, tree_mask
 from evojax.grpo.pack import bucket, pack, prefix_tree
-from evojax.policy.decoder import hidden_states, init_params, lm_logits
+from evojax.policy.decoder import hidden_states, lm_logits
 
 sequences_strategy = st.lists(
     st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8
@@ -93,9 +93,7 @@ def test_no_live_group_gives_none():
 
 
 def test_a_completion_without_tokens_is_harmless():
-    packed = pack(
-        [np.array([3])], [[completion([]), completion([4])]], advantages_of([[0, 1]]), 1
-    )
+    packed = pack([np.array([3])], [[completion([]), completion([4])]], advantages_of([[0, 1]]), 1)
     assert packed is not None and packed.rows.response_mask.sum() == 1
 
 
@@ -123,8 +121,7 @@ def causal_logprobs(params, ids, temperature):
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
 def test_case_G10_packed_scores_equal_the_sequence_alone(temperature):
-    params = init_params(TINY, 1)
-    params["embed"] = params["embed"] * 20  # sharp enough that a wrong neighbour would show
+    params = sharp_params()
     prompts, completions, rewards = random_batch(3)
     packed = pack(prompts, completions, advantages_of(rewards), 3)
     assert packed is not None
