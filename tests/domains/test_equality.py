@@ -100,9 +100,7 @@ def test_forms_of_answers(gold: str, answer: str, result: str) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    a=st.integers(-(10**20), 10**20), b=st.integers(1, 10**20), k=st.integers(1, 50)
-)
+@given(a=st.integers(-(10**20), 10**20), b=st.integers(1, 10**20), k=st.integers(1, 50))
 def test_fractions_are_compared_exactly(a: int, b: int, k: int) -> None:
     sign = "-" if a < 0 else ""
     gold = rf"{sign}\frac{{{abs(a)}}}{{{b}}}"

@@ -35,7 +35,7 @@ def judged(grader: BoxedGrader, gold: str, *texts: str) -> list[str]:
 
 def stub(tmp_path: Path, body: str) -> tuple[str, ...]:
     """A worker program that says it is ready and then does ``body`` for each line."""
-    code = f"import sys, time\nprint('{{\"result\": \"ready\"}}', flush=True)\n"
+    code = 'import sys, time\nprint(\'{"result": "ready"}\', flush=True)\n'
     path = tmp_path / "worker.py"
     path.write_text(code + f"for line in sys.stdin:\n    {body}\n")
     return (sys.executable, "-I", str(path))
@@ -103,8 +103,8 @@ def test_case_M01_a_group_of_hopeless_answers_does_not_stop_a_working_grader() -
         "time.sleep(60)",
         "sys.exit(1)",
         "print('nonsense', flush=True)",
-        "print('{\"result\": \"maybe\"}', flush=True)",
-        "print('{\"error\": \"boom\"}', flush=True)",
+        'print(\'{"result": "maybe"}\', flush=True)',
+        'print(\'{"error": "boom"}\', flush=True)',
     ],
 )
 def test_case_M01_a_batch_that_fails_as_a_whole_stops_the_run(tmp_path, body: str) -> None:

@@ -99,16 +99,12 @@ class BoxedGrader:
         ]
         failed = {name for name, grade in compared if grade.status == "unscorable"}
         if compared and all(grade.status == "unscorable" for _, grade in compared):
-            if len(failed) > 1 or not self.works():
+            if len(failed) > 1 or not self.verifier.works():
                 raise UnavailableError(
                     f"the math grader failed on all {len(compared)} answers of a batch, the last "
                     f"time with: {compared[-1][1].detail} (counters: {self.describe()})"
                 )
         return grades
-
-    def works(self) -> bool:
-        """Whether the worker can compare anything at all."""
-        return self.verifier.compare("1", "\\frac{2}{2}")[0] == "correct"
 
     def _one(self, item: Item, text: str, reason: FinishReason) -> Grade:
         if reason == "abort":

@@ -119,7 +119,7 @@ def reference_fault(answer: str, grader: Grader) -> str | None:
     if not isinstance(grader, BoxedGrader):
         raise TypeError("references are checked by the boxed grader")
     result, detail = grader.verifier.compare(answer, answer)
-    if result == "failed" and not grader.works():
+    if result == "failed" and not grader.verifier.works():
         raise UnavailableError(f"the math grader does not work: {detail}")
     if result == "correct":
         return None

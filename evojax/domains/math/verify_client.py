@@ -89,6 +89,14 @@ class Verifier:
                 self._known.popitem(last=False)
             return result
 
+    def works(self) -> bool:
+        """Whether the worker can compare anything at all, asked anew each time."""
+        with self._lock:
+            try:
+                return self._ask("1", "\\frac{2}{2}")[0] == "correct"
+            except WorkerFailure:
+                return False
+
     def close(self) -> None:
         """End the worker."""
         with self._lock:
@@ -141,6 +149,9 @@ class Verifier:
             raise WorkerFailure(f"grader timeout after {seconds:g} s") from None
         except (OSError, ValueError, EOFError) as error:
             self._crashed(f"the grader crashed: {type(error).__name__}")
+        except BaseException:  # interrupted: a late reply must not answer the next request
+            self._kill()
+            raise
 
     def _read_line(self, pipe: int, seconds: float) -> bytes:
         deadline = time.monotonic() + seconds
