@@ -81,10 +81,9 @@ def _dispatch(cfg: DictConfig, run_dir: Path) -> int:
     """Hand one composed and checked configuration to the mode that it asks for."""
     hydra = HydraConfig.get()
     check(cfg)
-    sources = {source.provider: Path(source.path) for source in hydra.runtime.config_sources}
-    tree = sources["main"]
-    if "command-line" in sources:
-        tree = paths.merge_trees(tree, sources["command-line"], run_dir / "conf")
+    sources = hydra.runtime.config_sources
+    trees = [Path(source.path) for source in sources if source.schema == "file"]
+    tree = trees[0] if len(trees) == 1 else paths.merge_trees(trees, run_dir / "conf")
     from evojax.run import dispatch
 
     return dispatch(cfg, run_dir, list(hydra.overrides.task), tree)
@@ -122,6 +121,7 @@ class Application:
         self.resume = self._resume_dir()
         self.main_tree, self.overlay = self._trees()
         self.trees = [tree for tree in (self.overlay, self.main_tree) if tree is not None]
+        self.trees += checks.search_path(self.overrides)
         if self.resume is not None:
             self._continue_in(self.resume)
 
@@ -203,23 +203,37 @@ class Application:
         return True
 
     def _work(self, hydra: Hydra) -> int:
-        mode = RunMode.MULTIRUN if self.args.multirun else RunMode.RUN
-        if hydra.get_mode(self.config_name, self.overrides) == RunMode.MULTIRUN:
-            mode = RunMode.MULTIRUN
-        texts = [*self.overrides, f"hydra.mode={mode.name}"]
-        cfg = hydra.compose_config(self.config_name, texts, mode, with_log_configuration=False)
-        key = "hydra.run.dir" if mode == RunMode.RUN else "hydra.sweep.dir"
-        swept = any(o.key_or_group == "experiment" for o in checks.parse(texts))
-        if not swept and (problem := missing_experiment(cfg, self.trees)):
-            raise InputError([problem])
-        if mode == RunMode.RUN:
-            check(cfg)
-        place = Path(self.start, self.resume or str(OmegaConf.select(cfg, key)))
-        texts.append(f"{key}={checks.quoted(str(place))}")
+        texts = list(self.overrides)
+        if self.args.multirun:
+            texts.append("hydra.mode=MULTIRUN")
+        cfg = hydra.compose_config(
+            self.config_name, texts, RunMode.MULTIRUN, validate_sweep_overrides=False
+        )
+        multirun = cfg.hydra.mode == RunMode.MULTIRUN
+        parsed = checks.parse(texts)
+        problems = [] if multirun else checks.unwanted_sweeps(parsed)
+        if multirun and self.resume is not None:
+            raise InputError.one("is for one run", "resume", str(self.resume), "leave out -m")
+        swept = multirun and any(item.key_or_group == "experiment" for item in parsed)
+        if not swept and not problems:
+            problems = missing_experiment(cfg, self.trees)
+        if problems:
+            raise InputError(problems)
+        if not multirun:
+            check(OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"]))
+        return self._run_in(self._place(cfg, multirun), hydra, texts, multirun)
+
+    def _place(self, cfg: DictConfig, multirun: bool) -> Path:
+        key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
+        return Path(self.start, self.resume or str(OmegaConf.select(cfg, key)))
+
+    def _run_in(self, place: Path, hydra: Hydra, texts: list[str], multirun: bool) -> int:
+        where = checks.quoted(str(place))
         with rundir.claim(place, resume=self.resume is not None):
-            if mode == RunMode.RUN:
+            if not multirun:
+                texts += ["hydra.mode=RUN", f"hydra.run.dir={where}"]
                 return int(hydra.run(self.config_name, task, texts).return_value)
-            batches = hydra.multirun(self.config_name, task, texts)
+            batches = hydra.multirun(self.config_name, task, [*texts, f"hydra.sweep.dir={where}"])
             codes = [int(job.return_value) for batch in batches or [] for job in batch]
         return max(codes, key=_SEVERITY.index, default=EXIT_OK)
 
@@ -250,7 +264,7 @@ def main(argv: Sequence[str]) -> int:
     def work() -> int:
         version.setbase("1.3")
         parser = get_args_parser()
-        args: Any = parser.parse_args(list(argv))
+        args: Any = parser.parse_intermixed_args(list(argv))  # -m may stand anywhere
         return Application(args, parser, Path.cwd()).run()
 
     previous = signal.signal(signal.SIGTERM, _terminate)

@@ -58,7 +58,7 @@ def group_options(group: str, trees: Sequence[Path]) -> list[str]:
 
 
 def _groups(trees: Sequence[Path]) -> list[str]:
-    return sorted({d.name for tree in trees for d in tree.iterdir() if d.is_dir()})
+    return sorted({d.name for tree in trees for d in tree.glob("*") if d.is_dir()})
 
 
 def _values(item: Override) -> list[Any]:
@@ -75,7 +75,9 @@ def _check_group(item: Override, trees: Sequence[Path]) -> list[Problem]:
     for value in _values(item):
         if isinstance(value, dict):
             remedy = f"{item.key_or_group}=<option>, or single keys: {item.key_or_group}.<key>=..."
-            problems.append(Problem("needs the name of an option", item.key_or_group, value, remedy))
+            problems.append(
+                Problem("needs the name of an option", item.key_or_group, value, remedy)
+            )
             continue
         for name in value if isinstance(value, list) else [value]:
             if name is None or item.is_delete() or str(name) in options:
@@ -110,6 +112,26 @@ def check_overrides(parsed: Sequence[Override], trees: Sequence[Path]) -> list[P
         elif not item.is_delete():
             problems += [p for value in _values(item) for p in check_value(key, value)]
     return problems
+
+
+def unwanted_sweeps(parsed: Sequence[Override]) -> list[Problem]:
+    """Lists of values that were given without ``-m``."""
+    remedy = "add -m to run every value, or quote one that holds a comma"
+    what = "several values for one run"
+    return [
+        Problem(what, item.key_or_group, item.get_value_string(), remedy)
+        for item in parsed
+        if item.is_sweep_override()
+    ]
+
+
+def search_path(overrides: Sequence[str]) -> list[Path]:
+    """Directories that ``hydra.searchpath=[file://...]`` adds to the configuration trees."""
+    for item in parse(overrides):
+        if item.key_or_group == "hydra.searchpath" and isinstance(value := item.value(), list):
+            files = [str(name) for name in value if not str(name).startswith("pkg://")]
+            return [Path(name.removeprefix("file://")) for name in files]
+    return []
 
 
 def anchor_overrides(overrides: Sequence[str], parsed: Sequence[Override], start: Path) -> list:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from evojax.errors import InputError
@@ -54,16 +55,16 @@ def nearest_existing(path: Path) -> Path:
     return next(p for p in (path, *path.parents) if p.exists())
 
 
-def merge_trees(base: Path, overlay: Path, target: Path) -> Path:
-    """One configuration tree from two; where both have a file, the overlay's is taken.
+def merge_trees(trees: Sequence[Path], target: Path) -> Path:
+    """One configuration tree from several; of equal files the one of the first tree is taken.
 
     Args:
-        base: a whole tree. overlay: files that are added or replaced. target: made anew.
+        trees: highest precedence first. target: a directory that is made anew.
 
     Returns:
         ``target``.
     """
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(base, target)
-    shutil.copytree(overlay, target, dirs_exist_ok=True)
+    for tree in reversed(trees):
+        shutil.copytree(tree, target, dirs_exist_ok=True)
     return target

@@ -129,7 +129,7 @@ def _names(cfg: DictConfig) -> Iterable[Problem]:
     from evojax.domains.math.tasks import TASKS
     from evojax.evolution.proposers import PROPOSERS
     from evojax.grpo.advantages import ADVANTAGES
-    from evojax.rewards.compose import REWARDS
+    from evojax.rewards.base import REWARDS
     from evojax.training.selection import SELECTORS
 
     yield from _name("mode", cfg.mode, MODES)
@@ -232,13 +232,13 @@ def _disk(cfg: DictConfig) -> Iterable[Problem]:
         yield Problem(what, key, str(place), "free some space or choose another disk")
 
 
-def missing_experiment(cfg: DictConfig, trees: Sequence[Path]) -> Problem | None:
+def missing_experiment(cfg: DictConfig, trees: Sequence[Path]) -> list[Problem]:
     """The problem of a command line that names no experiment, with the names that exist."""
     if not OmegaConf.is_missing(cfg, "experiment"):
-        return None
+        return []
     names = ", ".join(group_options("experiment", trees))
     remedy = f"add +experiment=<name>, one of: {names}"
-    return Problem("no experiment is chosen", "experiment", None, remedy)
+    return [Problem("no experiment is chosen", "experiment", None, remedy)]
 
 
 def preflight(cfg: DictConfig) -> list[Problem]:

@@ -120,6 +120,12 @@ def test_resume_goes_on_in_the_same_directory_with_the_same_configuration(calls,
     assert len(list((run_dir / ".hydra").glob("resume-*/config.yaml"))) == 1
 
 
+def test_resume_is_for_one_run(calls, capsys):
+    assert tiny() == 0
+    assert cli.main([f"resume={calls[0].run_dir}", "-m", "seed=1,2"]) == 2
+    assert "leave out -m" in capsys.readouterr().err and len(calls) == 1
+
+
 def test_resume_of_something_else_is_refused(calls, start: Path, capsys):
     (start / "outputs").mkdir()
     assert cli.main(["resume=outputs"]) == 2
@@ -216,7 +222,7 @@ def test_a_sweep_without_multirun_is_refused(calls, capsys):
 
 def test_case_E03_the_given_tree_is_the_one_that_runs(calls, start: Path):
     """A version checked out elsewhere must run as it is, not as evojax happens to ship it."""
-    tree = cli.paths.merge_trees(conf_dir(), conf_dir() / "experiment", start / "w" / "conf")
+    tree = cli.paths.merge_trees([conf_dir()], start / "w" / "conf")
     file = tree / "algorithm" / "grpo_clip_higher.yaml"
     file.write_text(file.read_text().replace("eps_high: 0.28", "eps_high: 0.31"))
     assert cli.main(["--config-dir", "w/conf", "+experiment=math_tiny", "mode=train"]) == 0
