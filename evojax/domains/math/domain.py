@@ -9,7 +9,7 @@ from typing import Any
 from evojax.config import DomainConf
 from evojax.domains.base import DOMAINS
 from evojax.domains.math.final_answer import boxes
-from evojax.domains.math.graders import GRADERS, Grader
+from evojax.domains.math.graders import GRADERS, BoxedGrader, Grader
 from evojax.domains.math.jsonl import LoadReport, load_jsonl
 from evojax.domains.math.splits import fingerprint, generated_items, size_problems
 from evojax.errors import InputError
@@ -40,7 +40,9 @@ class MathDomain:
             if conf.path is None:
                 items = generated_items(conf)
             else:
-                items, self._report = load_jsonl(conf, self._grader("boxed"))
+                boxed = BoxedGrader(conf.grader_timeout_s)
+                self._graders["boxed"] = boxed
+                items, self._report = load_jsonl(conf, boxed)
         except BaseException:
             self.close()
             raise

@@ -205,7 +205,7 @@ def close(a: Any, b: Any, digits: int) -> bool:
     return bool(abs(x - y) <= Rational(1, 2 * 10 ** (digits - 1)) * max(abs(x), abs(y)))
 
 
-def rational(number: Any) -> Rational:
+def rational(number: Any) -> Any:
     """The decimal that a Float was written as, exactly (a Rational is returned as it is)."""
     return number if isinstance(number, Rational) else Rational(str(number))
 

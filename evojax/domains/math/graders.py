@@ -33,7 +33,6 @@ class Grader(Protocol):
 GRADERS: Registry[Callable[[float], Grader]] = Registry("grader")
 
 
-@GRADERS.register("line")
 class LineGrader:
     """The text up to the stop, without outer blanks, must be the answer, letter for letter.
 
@@ -73,7 +72,6 @@ class LineGrader:
         """Nothing to stop."""
 
 
-@GRADERS.register("boxed")
 class BoxedGrader:
     """The last complete box after the thinking section must equal the reference mathematically.
 
@@ -106,6 +104,19 @@ class BoxedGrader:
                 )
         return grades
 
+    def reference_fault(self, answer: str) -> str | None:
+        """Why a reference cannot serve to score answers, or None.
+
+        Raises:
+            UnavailableError: the grader does not work at all.
+        """
+        result, detail = self.verifier.compare(answer, answer)
+        if result == "failed" and not self.verifier.works():
+            raise UnavailableError(f"the math grader does not work: {detail}")
+        if result == "correct":
+            return None
+        return f"reference {answer[:60]!r}: {detail or 'does not equal itself'}"
+
     def _one(self, item: Item, text: str, reason: FinishReason) -> Grade:
         if reason == "abort":
             return ABORTED
@@ -126,3 +137,7 @@ class BoxedGrader:
     def close(self) -> None:
         """End the worker."""
         self.verifier.close()
+
+
+GRADERS.register("line")(LineGrader)
+GRADERS.register("boxed")(BoxedGrader)
