@@ -287,6 +287,6 @@ def _number(value: float | None) -> str:
 def _cell(text: str) -> str:
     """Text that cannot leave its markdown cell or turn into markup."""
     flat = " ".join(text.split())
-    for mark in "\\`*_[]|":
+    for mark in "\\`*[]|":
         flat = flat.replace(mark, "\\" + mark)
     return flat.replace("<", "&lt;")

@@ -142,6 +142,7 @@ class SqlRunner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the run to handle, not for its SQL process
             env={k: os.environ[k] for k in keep if k in os.environ},
         )
         self._process = process

@@ -38,7 +38,7 @@ def ticks(low: float, high: float) -> list[float]:
     step = next(s for s in steps if span / s <= _MAX_TICKS)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    return [round(i * step, 10) for i in range(first, last + 1)]
+    return [float(round(i * step, 10)) for i in range(first, last + 1)]
 
 
 def line_chart(

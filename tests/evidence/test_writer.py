@@ -96,6 +96,15 @@ def test_update_row_nan_is_null_and_unknown_keys_are_refused(tmp_path):
     assert row["grad_norm"] is None and row["skipped"] is True and row["loss"] is None
 
 
+def test_update_counters_may_arrive_as_whole_floats(tmp_path):
+    writer = _writer(tmp_path)
+    counters = {"nonfinite_consecutive": 2.0, "no_signal": 0.0, "tokens": 96.0}
+    writer.update({"step": 0, "skipped": True} | counters)
+    writer.flush("p")
+    (row,) = load(tmp_path).updates().to_pylist()
+    assert {name: row[name] for name in counters} == counters
+
+
 def test_lengths_that_differ_are_refused(tmp_path):
     good = make_trajectory()
     bad = dataclasses.replace(good.completion, logprobs=np.zeros(1, np.float32))
