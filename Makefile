@@ -28,7 +28,9 @@ $(BIN)/python:
 # $(call install,<lock file>): exactly the locked files, each checked against its hash.
 define install
 	@echo "setup: installing the packages of $(1); the first time takes some minutes"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(1)
+	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $(1) | awk \
+	  -v all="$$(grep -c == $(1))" '/^Collecting/ {printf "setup: %d/%d %s\n", ++n, all, $$2; fflush()} \
+	  /^(Building|Installing)/ {print "setup: " tolower(substr($$0, 1, 60)) " ..."; fflush()}'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  --no-build-isolation --editable .
 	@$(BIN)/python -m pip check --disable-pip-version-check
