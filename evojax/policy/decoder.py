@@ -18,7 +18,7 @@ from flax import nnx
 Params = dict[str, Any]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
-_MASKED = -1e30  # finite: a row that may attend to nothing must not turn into NaN
+MASKED = -1e30  # finite: a row that may attend to nothing must not turn into NaN
 _INIT_STD = 0.02
 
 
@@ -154,7 +154,7 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.
     kv = k.shape[2]
     q = q.reshape(batch, length, kv, heads // kv, dim)
     scores = jnp.einsum("btkgd,bskd->bkgts", q, k) * dim**-0.5
-    scores = jnp.where(mask[:, None, None], scores, _MASKED)
+    scores = jnp.where(mask[:, None, None], scores, MASKED)
     mixed = jnp.einsum("bkgts,bskd->btkgd", jax.nn.softmax(scores, axis=-1), v)
     return mixed.reshape(batch, length, heads, dim)
 
