@@ -7,6 +7,7 @@ parse, check the overrides, compose, check the values, claim the run directory, 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -32,11 +33,20 @@ from omegaconf.errors import OmegaConfBaseException
 from evojax import overrides as checks
 from evojax import paths, rundir
 from evojax.config import EvojaxConf
-from evojax.errors import EXIT_INTERRUPTED, EXIT_OK, EvojaxError, InputError, Interrupted
+from evojax.errors import (
+    EXIT_INPUT,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_UNAVAILABLE,
+    EvojaxError,
+    InputError,
+    Interrupted,
+)
 from evojax.preflight import check, missing_experiment
 
 EXIT_BUG = 1
-_SEVERITY = (EXIT_OK, 2, 3, EXIT_BUG, EXIT_INTERRUPTED)  # a multirun returns the worst of its jobs
+# A multirun returns the worst of its jobs.
+_SEVERITY = (EXIT_OK, EXIT_INPUT, EXIT_UNAVAILABLE, EXIT_BUG, EXIT_INTERRUPTED)
 
 ConfigStore.instance().store(name="evojax_schema", node=EvojaxConf)
 OmegaConf.register_new_resolver("evojax.unique", rundir.unique, use_cache=True, replace=True)
@@ -61,6 +71,9 @@ def report_error(error: BaseException, run_dir: Path | None = None) -> int:
     if isinstance(error, EvojaxError):
         _say(f"evojax: {error}{again}")
         return error.exit_code
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        _say(f"evojax: the disk is full ({error.filename or run_dir}); free some space{again}")
+        return EXIT_UNAVAILABLE
     _say(f"evojax: unexpected error, {type(error).__name__}: {error}{again}")
     text = "".join(traceback.format_exception(error))
     if run_dir is not None and run_dir.is_dir():
@@ -249,7 +262,7 @@ def _guarded(work: Callable[[], int]) -> int:
     try:
         return work()
     except SystemExit as stop:  # argparse: its own message has been printed
-        return stop.code if isinstance(stop.code, int) else 2
+        return stop.code if isinstance(stop.code, int) else EXIT_INPUT
     except (Exception, KeyboardInterrupt) as error:
         return report_error(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -40,6 +41,7 @@ def calls(start: Path, monkeypatch: pytest.MonkeyPatch) -> list[types.SimpleName
         13: Interrupted("stopped"),
         14: KeyboardInterrupt(),
         15: ValueError("a bug"),
+        16: OSError(errno.ENOSPC, "No space left on device", "x.parquet"),
     }
 
     def dispatch(cfg, run_dir, overrides, tree) -> int:
@@ -178,6 +180,7 @@ def test_no_experiment_lists_those_that_exist(calls, start: Path, capsys):
         (13, 130, "interrupted"),
         (14, 130, "interrupted"),
         (15, 1, "unexpected error, ValueError: a bug"),
+        (16, 3, "the disk is full (x.parquet)"),
     ],
 )
 def test_exit_codes_without_traceback(calls, capsys, seed: int, code: int, text: str):
@@ -246,6 +249,32 @@ def test_a_partial_tree_is_laid_over_the_shipped_one(calls, start: Path):
         "temperature": 0.75
     }
     assert (call.tree / "config.yaml").is_file()
+
+
+def test_a_search_path_adds_files_below_the_shipped_ones(calls, start: Path):
+    write_experiment(start / "more", "algorithm: {lr: 0.5}", name="extra")
+    write_experiment(start / "more", "algorithm: {lr: 0.5}", name="math_tiny")
+    path = f"hydra.searchpath=[file://{start}/more]"
+    assert cli.main([path, "+experiment=extra", "policy=random_tiny"]) == 0
+    assert tiny(path) == 0
+    assert [call.cfg.algorithm.lr for call in calls] == [0.5, 0.01]
+    text = (calls[1].tree / "experiment" / "math_tiny.yaml").read_text()
+    assert text == (conf_dir() / "experiment" / "math_tiny.yaml").read_text()
+
+
+def test_rerun_from_a_pickle_is_not_offered(calls, capsys):
+    assert tiny("--experimental-rerun", "x.pickle") == 2
+    assert "resume=" in capsys.readouterr().err
+
+
+def test_a_refused_run_leaves_other_files_alone(calls, start: Path):
+    (start / "out").mkdir()
+    assert tiny("seed=11", "hydra.run.dir=out") == 2
+    assert not (start / "out").exists()
+    (start / "out" / "kept").mkdir(parents=True)
+    (start / "out" / "evojax.log").write_text("x")
+    cli.rundir.discard_if_unused(start / "out")
+    assert (start / "out" / "evojax.log").exists()
 
 
 def test_config_dir_must_exist(calls, capsys):
