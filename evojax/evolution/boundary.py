@@ -138,7 +138,7 @@ def _value_problem(key: str, value: Any, groups: set[str]) -> Problem | None:
         return Problem("the key is frozen for the loop", key, value, remedy)
     if key == "diagnostics.metrics":
         good = isinstance(value, list) and all(
-            isinstance(v, str) and _NAME.match(v) for v in value
+            isinstance(v, str) and _NAME.fullmatch(v) for v in value
         )
         return None if good else Problem("not a list of metric names", key, value, "give names")
     rule = ALLOWED.get(key)
@@ -154,8 +154,8 @@ def path_problems(paths: Iterable[str], mutable: Iterable[str]) -> list[Problem]
     allowed = set(mutable) | {"experiment"}
     problems = []
     for path in paths:
-        conf = _RECIPE_PATH.match(path)
-        if not ((conf and conf.group("group") in allowed) or _SKILL_PATH.match(path)):
+        conf = _RECIPE_PATH.fullmatch(path)
+        if not ((conf and conf.group("group") in allowed) or _SKILL_PATH.fullmatch(path)):
             problems.append(
                 Problem("a candidate may not change this file", "diff", path,
                         "change conf/<group>/*.yaml of a mutable group, or a SKILL.md")

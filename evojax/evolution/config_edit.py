@@ -81,7 +81,7 @@ def quote_override(key: str, value: Any) -> str:
     >>> quote_override("a", [1, None, "null"])
     "a=[1,null,'null']"
     """
-    if not _KEY.match(key):
+    if not _KEY.fullmatch(key):
         raise InputError.one("not a dotted key", "override", key, "use names joined by dots")
     return f"{key}={_quote(key, value)}"
 
@@ -99,7 +99,7 @@ def _quote(key: str, value: Any) -> str:
         return _quote_text(key, value)
     if isinstance(value, (list, tuple, ListConfig)):
         return "[" + ",".join(_quote(key, v) for v in value) + "]"
-    if isinstance(value, (dict, DictConfig)) and all(_KEY.match(str(k)) for k in value):
+    if isinstance(value, (dict, DictConfig)) and all(_KEY.fullmatch(str(k)) for k in value):
         return "{" + ",".join(f"{k}:{_quote(key, v)}" for k, v in value.items()) + "}"
     remedy = "use numbers, text, lists, or mappings with plain names"
     raise InputError.one("value has no override form", key, value, remedy)
@@ -154,7 +154,7 @@ def set_key(conf_dir: Path, experiment: str, key: str, value: Any) -> Path:
 
 def refuse_tricks(key: str, value: Any) -> None:
     """Refuse what a changed value must never hold: interpolations, missing marks, ``_target_``."""
-    if not _KEY.match(key) or any(part.startswith("_") for part in key.split(".")):
+    if not _KEY.fullmatch(key) or any(part.startswith("_") for part in key.split(".")):
         raise InputError.one("not a key that may be set", key, value, "use names joined by dots")
     if isinstance(value, dict):
         for name, inner in value.items():

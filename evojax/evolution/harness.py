@@ -337,7 +337,7 @@ def _seed(
 
 
 def _ref(name: str) -> str:
-    if not _REF.match(name) or ".." in name or name.endswith((".lock", "/", ".")):
+    if not _REF.fullmatch(name) or ".." in name or name.endswith((".lock", "/", ".")):
         raise InputError.one(
             "not a valid branch or commit name", "evolution", name, "use letters, digits and - / _"
         )

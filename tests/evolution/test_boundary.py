@@ -66,7 +66,8 @@ def test_case_E06_only_recipe_files_may_differ() -> None:
             "skills_library/shared/some-skill/SKILL.md"]  # fmt: skip
     bad = ["conf/eval/default.yaml", "evojax/gate.py", "conf/config.yaml", "../x.yaml",
            "conf/filter/../eval/default.yaml", "skills_library/shared/x/run.py", "/etc/passwd",
-           "conf/evolution/default.yaml", "conf/metrics/accuracy.yaml"]  # fmt: skip
+           "conf/evolution/default.yaml", "conf/metrics/accuracy.yaml",
+           "conf/filter/a.yaml\n"]  # fmt: skip
     assert path_problems(good, MUTABLE) == []
     assert [p.value for p in path_problems(bad, MUTABLE)] == bad
 

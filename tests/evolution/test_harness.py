@@ -309,7 +309,7 @@ def test_paths_outside_the_worktree_are_refused(repo: HarnessRepo, path: str) ->
         repo.commit(repo.path, [path], "m", {"Version": "v009"})
 
 
-@pytest.mark.parametrize("name", ["--upload-pack=x", "a..b", "x.lock", "", "a b"])
+@pytest.mark.parametrize("name", ["--upload-pack=x", "a..b", "x.lock", "", "a b", "a\n"])
 def test_odd_names_never_reach_git(repo: HarnessRepo, name: str) -> None:
     with pytest.raises(InputError):
         repo.worktree(name, "main")

@@ -259,7 +259,7 @@ def _plain(front: Mapping[str, Any]) -> Any:
 
 
 def _name(text: str, where: str) -> str:
-    if not _SLUG.match(text):
+    if not _SLUG.fullmatch(text):
         raise InputError.one("not a plain lower-case name", where, text, "use letters, digits, -")
     return text
 
