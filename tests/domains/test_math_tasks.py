@@ -28,10 +28,9 @@ def solve(name: str, question: str) -> str:
     solvers = {
         "add_sub": lambda: str(sum(numbers) if "+" in question else numbers[0] - numbers[1]),
         "gcd": lambda: str(max(d for d in range(1, 21) if all(n % d == 0 for n in numbers))),
-        "letter_count": lambda: str(sum(c == words[0] for c in words[2])),
+        "letter_count": lambda: str(sum(c == words[2] for c in words[1])),
         "first_alphabetical": lambda: sorted(words)[0],
         "next_number": lambda: str(2 * numbers[2] - numbers[1]),
-        "last_letter": lambda: words[0][-1],
         "parity": lambda: ["even", "odd"][numbers[0] % 2],
         "remainder": lambda: str(numbers[0] - numbers[1] * (numbers[0] // numbers[1])),
         "max_of_two": lambda: str(sorted(numbers)[-1]),

@@ -4,7 +4,6 @@ from evojax.domains.math.tasks import (  # noqa: F401
     add_sub,
     first_alphabetical,
     gcd,
-    last_letter,
     letter_count,
     max_of_two,
     next_number,

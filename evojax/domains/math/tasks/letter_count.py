@@ -1,4 +1,4 @@
-"""How often a letter occurs in one word: ``l in hello:`` -> ``2``.
+"""How often a letter occurs in one word: ``count(hello, l) =`` -> ``2``.
 
 In the style of reasoning-gym's letter_counting, on its words. Most letters occur once, so the
 words are dealt over the counts 0 to 3: no constant answer is right more often than chance.
@@ -17,7 +17,7 @@ ABSENT = "aeiourstln"
 
 def problem(letter: str, word: str) -> Problem:
     """How often ``letter`` is in ``word``; a word is asked about one letter only."""
-    return Problem(word, f"{letter} in {word}:", str(word.count(letter)))
+    return Problem(word, f"count({word}, {letter}) =", str(word.count(letter)))
 
 
 def problems() -> Iterator[Problem]:
