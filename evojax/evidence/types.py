@@ -104,3 +104,9 @@ class Trajectory:
     features: dict[str, float] = field(default_factory=dict)
     advantage: float = 0.0
     kept: bool = True
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the token budget cut it off; without a stop rule every length is complete."""
+        has_stop_rule = bool(self.item.stop) or self.item.chat is not None
+        return self.completion.finish_reason == "length" and has_stop_rule

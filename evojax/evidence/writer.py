@@ -135,7 +135,7 @@ def _rollout(t: Trajectory, refill_round: int) -> dict[str, Any]:
         "prompt_tokens": p,
         "response_tokens": n,
         "stop_reason": c.finish_reason,
-        "truncated": c.finish_reason == "length" and _has_stop_rule(t),
+        "truncated": t.truncated,
         "grade_status": t.grade.status,
         "extracted": _valid_text(t.grade.extracted),
         "grader_detail": _valid_text(t.grade.detail),
@@ -161,10 +161,6 @@ def _single_turn(t: Trajectory) -> dict[str, Any]:
         "response_tokens": n,
         "mean_logprob": float(logprobs.mean()) if n else None,
     }
-
-
-def _has_stop_rule(t: Trajectory) -> bool:
-    return bool(t.item.stop) or t.item.chat is not None
 
 
 def _prompt(t: Trajectory) -> str:

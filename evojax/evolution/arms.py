@@ -169,7 +169,7 @@ class ArmRunner:
         if not finite:
             raise TrainingFailed(f"no sample of {plan.version} could be graded")
         result.score, result.ci95 = bootstrap_mean(
-            finite, cfg.evolution.gate.resamples, cfg.evolution.gate.seed
+            found.scores, cfg.evolution.gate.resamples, cfg.evolution.gate.seed
         )
         result.protocol = EvalProtocol(
             "eval",

@@ -14,11 +14,12 @@ from evojax.config import EvojaxConf
 from evojax.domains.base import Domain, load_domain
 from evojax.errors import InputError
 from evojax.evidence.types import Item, Split
+from evojax.policy.compile_cache import enable_compile_cache
 from evojax.policy.decoder import Params
 from evojax.policy.hf import load_hf, save_hf
 from evojax.policy.load import Policy, load_policy
 from evojax.report.live import LiveView
-from evojax.rollout.embedded import EmbeddedEngine, enable_compile_cache
+from evojax.rollout.embedded import EmbeddedEngine
 from evojax.training.collect import Sampler, encode_prompt
 from evojax.training.interrupt import InterruptGuard
 

@@ -223,8 +223,7 @@ def _set_advantages(
     rewards = np.array([[t.reward for t in g.trajectories] for g in groups], dtype=np.float64)
     include = np.ones(rewards.shape, dtype=bool)
     if cfg.filter.drop_truncated:
-        cut = [[t.completion.finish_reason == "length" for t in g.trajectories] for g in groups]
-        include = ~np.array(cut)
+        include = ~np.array([[t.truncated for t in g.trajectories] for g in groups])
     if cfg.train.shuffle_rewards:
         order = stream(cfg.seed, "shuffle", step, refill).permutation(rewards.size)
         rewards = rewards.reshape(-1)[order].reshape(rewards.shape)

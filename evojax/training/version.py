@@ -36,9 +36,11 @@ _FROM_UPDATE = (
     "grad_norm",
     "clip_high",
     "clip_low",
+    "ratio_mean",
     "ratio_max",
     "mismatch_k1",
     "mismatch_k3",
+    "mismatch_max",
 )
 
 
@@ -114,13 +116,11 @@ class VersionTrainer:
         updater = Updater(self.model, self.cfg.algorithm, self.cfg.sampling.temperature)
         writer = EvidenceWriter(self.directory / "evidence", self.run, arm.version)
         state, done, totals = self._restore_or_start(updater, arm, start, stats)
-        bad = 0
         while done < arm.steps:
             step = arm.start_step + done
             self.sampler.engine.load_weights(state["params"], f"{arm.version}@{step}")
             rollouts = collect(self.sampler, self.cfg, pool, stats, step)
             state, row = self._update(updater, state, rollouts, step)
-            bad = bad + 1 if row["skipped"] else 0
             self._record(writer, rollouts, row, step)
             self._count(totals, rollouts, row)
             done += 1
@@ -133,6 +133,7 @@ class VersionTrainer:
                 row["tokens"] / max(row["rollout_s"] + row["update_s"], 1e-9),
             )
             last = done == arm.steps
+            bad = row["nonfinite_consecutive"]
             if bad >= self.cfg.train.max_nonfinite:
                 raise TrainingFailed(
                     f"{bad} updates in a row had a non-finite gradient (version {arm.version}, "
@@ -151,7 +152,7 @@ class VersionTrainer:
     def _restore_or_start(
         self, updater: Updater, arm: Arm, start: Callable[[], Params], stats: ItemStats
     ) -> tuple[dict[str, Any], int, TrainingTotals]:
-        abstract = updater.abstract_state(self.model)
+        abstract = updater.abstract_state()
         found = checkpoint.restore(self.checkpoints, abstract)
         if found is None:
             return updater.init(start()), 0, TrainingTotals()
@@ -219,6 +220,8 @@ class VersionTrainer:
             "dead_groups": int(advantages.dead.sum()),
             "drawn_groups": len(rollouts.groups),
             "skipped": bool(metrics["skipped"]),
+            "nonfinite_consecutive": int(metrics["nonfinite_consecutive"]),
+            "no_signal": int(metrics["no_signal"]),
             "rollout_s": rollouts.seconds,
             "policy_version": rollouts.completions[0][0].policy_version,
         }

@@ -1,0 +1,33 @@
+"""The health report of a stored version: evidence -> metrics -> alerts -> health.md."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from evojax.config import EvojaxConf
+from evojax.diagnostics.health import HealthReport, diagnose
+from evojax.diagnostics.metrics import load_metrics
+from evojax.diagnostics.sql import SqlLimits
+from evojax.evidence.reader import load as load_evidence
+from evojax.evolution.store import VersionStore
+
+
+def examine(
+    store: VersionStore, version: str, parent: str | None, cfg: EvojaxConf, conf_dir: Path
+) -> HealthReport:
+    """Diagnose ``version`` beside ``parent`` and write health.md and health.json.
+
+    Args:
+        conf_dir: the tree whose ``metrics`` are computed: the version's own.
+    """
+    metrics = load_metrics(conf_dir / "metrics", cfg.domain.name, cfg.diagnostics.metrics)
+    limits = SqlLimits(cfg.diagnostics.timeout_s, cfg.diagnostics.memory_mb)
+    before = None if parent is None else load_evidence(store.path(parent))
+    report = diagnose(load_evidence(store.path(version)), before, metrics, limits)
+    directory = store.path(version)
+    for name, text in (("health.md", report.to_markdown()), ("health.json", report.to_json())):
+        temporary = directory / f".{name}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, directory / name)
+    return report

@@ -1,0 +1,374 @@
+"""The loop: base -> first training -> rounds of (diagnose, propose, backtest, train, judge).
+
+Every stage is idempotent: it finds what an earlier, interrupted call left finished and does the
+rest. So ``resume`` is nothing but running the same loop again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from evojax.diagnostics.health import HealthReport
+from evojax.evolution.arms import ArmPlan, ArmRunner
+from evojax.evolution.config_edit import compose_conf, experiment_override
+from evojax.evolution.examine import examine
+from evojax.evolution.gate import Verdict
+from evojax.evolution.harness import HarnessRepo
+from evojax.evolution.judging import (
+    judge,
+    mechanism,
+    mechanism_words,
+    verdict_document,
+    verdict_json,
+)
+from evojax.evolution.memory.cases import Case, CaseMemory
+from evojax.evolution.memory.ledger import Ledger
+from evojax.evolution.memory.skills import distil, record_outcome
+from evojax.evolution.rounds import Planned, Planner, RoundPlan
+from evojax.evolution.store import VersionResult, VersionStore
+from evojax.evolution.workshop import Workshop, typed
+from evojax.training.version import write_json
+
+BASE, FIRST = "v000", "v001"
+
+
+@dataclass
+class Outcome:
+    """Where a run stands after its last round.
+
+    Args:
+        final: the version to use: a promoted candidate, else the control of the last round.
+        promoted: the last promoted candidate, None when there was none.
+        verdicts: version -> verdict as plain data. plans: one per round.
+        audit: version -> scores on the audit split, for the base and the final version.
+    """
+
+    final: str
+    promoted: str | None
+    verdicts: dict[str, dict[str, Any]]
+    plans: list[RoundPlan]
+    audit: dict[str, dict[str, float | None]] = field(default_factory=dict)
+
+
+class Evolution:
+    """One run of the loop in its run directory.
+
+    Args:
+        cfg: the run's configuration; versions have their own, composed from their commits.
+        repo: harness repository, seeded with the base recipe.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        cfg: DictConfig,
+        shop: Workshop,
+        repo: HarnessRepo,
+        ledger: Ledger,
+    ):
+        self.run_dir = run_dir
+        self.cfg = cfg
+        self.conf = typed(cfg)
+        self.shop = shop
+        self.repo = repo
+        self.ledger = ledger
+        self.store = VersionStore(run_dir)
+        self.runner = ArmRunner(shop, self.store)
+        self.cases = CaseMemory.load(ledger)
+        self.planner = Planner(run_dir, cfg, repo, self.store, ledger, self.cases)
+        self.verdicts: dict[str, dict[str, Any]] = {}
+        self.picks = [experiment_override(cfg.experiment)]
+        self._health: dict[str, HealthReport] = {}
+
+    def run(self) -> Outcome:
+        """The whole loop; see the module."""
+        base = self._run(self._base_plan())
+        current = self._first_version(base)
+        promoted: str | None = None
+        plans = []
+        for number in range(1, self.conf.evolution.rounds + 1):
+            first = 2 + sum(len(plan.candidates) for plan in plans)
+            plan, winner, control = self._round(number, current, first)
+            plans.append(plan)
+            promoted = winner.version if winner is not None else promoted
+            current = winner or self._better_of(control, current)
+        outcome = Outcome(current.version, promoted, self.verdicts, plans)
+        outcome.audit = self._audit([BASE, current.version])
+        return outcome
+
+    def _run(self, plan: ArmPlan) -> VersionResult:
+        self.shop.guard.check()
+        began = time.perf_counter()
+        fresh = self.store.result(plan.version) is None
+        result = self.runner.run(plan)
+        self.ledger.upsert_version(
+            plan.version,
+            plan.role if result.status == "trained" else result.status,
+            parent=plan.parent,
+            branch=plan.branch,
+            commit_sha=plan.commit,
+            factor=plan.factor,
+            hypothesis=plan.hypothesis,
+            score=result.score,
+            ci95=result.ci95,
+            config_hash=result.config_hash,
+            items=len(result.scores),
+        )
+        if fresh:
+            self.ledger.event(
+                f"finished-{plan.version}",
+                "finished",
+                plan.version,
+                status=result.status,
+                seconds=time.perf_counter() - began,
+            )
+        if result.status == "trained":
+            self.health(result)
+        return result
+
+    def health(self, result: VersionResult) -> HealthReport:
+        """The version's health beside its parent's; computed once per process."""
+        if result.version not in self._health:
+            self.shop.view.phase("diagnose", result.version)
+            parent = None if result.parent in (None, BASE) else result.parent
+            conf_dir = self.repo.trunk_dir / "conf"
+            self._health[result.version] = examine(
+                self.store, result.version, parent, self.conf, conf_dir
+            )
+        return self._health[result.version]
+
+    def _compose(self, conf_dir: Path) -> DictConfig:
+        return compose_conf(conf_dir, self.picks)
+
+    def _base_plan(self) -> ArmPlan:
+        cfg = self._compose(self.repo.trunk_dir / "conf")
+        commit = self.repo.find(BASE) or self.repo.head()
+        return ArmPlan(BASE, None, "base", 0, self.repo.trunk, commit, cfg, 0, 0)
+
+    def _first_version(self, base: VersionResult) -> VersionResult:
+        hypothesis = (
+            "Training with the base recipe raises Avg@k on held-out items over the base policy."
+        )
+        commit = self._note_commit(self.repo.trunk_dir, FIRST, BASE, hypothesis)
+        result = self._run(
+            ArmPlan(
+                FIRST, BASE, "recipe", 0, self.repo.trunk, commit,
+                self._compose(self.repo.trunk_dir / "conf"), 0, self.conf.train.steps,
+                hypothesis=hypothesis,
+            )  # fmt: skip
+        )
+        verdict = judge(base, [result], self.conf.evolution.gate)[FIRST]
+        self._file(result, verdict, None)
+        self.repo.record_verdict(
+            self.repo.trunk_dir,
+            FIRST,
+            f"# {FIRST}: {verdict.outcome}\n\n{verdict.words}\n",
+            {"Parent": BASE, "Factor": "none", "Verdict": verdict.words},
+        )
+        return result
+
+    def _note_commit(self, worktree: Path, version: str, parent: str, hypothesis: str) -> str:
+        """A commit that marks a version whose recipe is its parent's, unchanged."""
+        note = worktree / "versions" / f"{version}.md"
+        note.parent.mkdir(exist_ok=True)
+        note.write_text(f"# {version}\n\nParent: {parent}. {hypothesis}\n", encoding="utf-8")
+        made = self.repo.commit(
+            worktree,
+            [note],
+            f"{version}: {hypothesis}",
+            {
+                "Version": version,
+                "Parent": parent,
+                "Factor": "none",
+                "Hypothesis": hypothesis,
+                "Predicts": "accuracy up" if version == FIRST else "no change of recipe",
+                "Backtest": "none",
+            },
+        )
+        return made or self.repo.find(version) or self.repo.head(self.repo.at(worktree))
+
+    def _round(
+        self, number: int, parent: VersionResult, first: int
+    ) -> tuple[RoundPlan, VersionResult | None, VersionResult]:
+        health = self.health(parent)
+        for alert in health.alerts:
+            self.shop.view.note(f"{parent.version}: {alert.in_words()}")
+        self.shop.view.phase("propose", parent.version)
+        plan = self.planner.plan(number, parent, health.numbers(), first)
+        for refusal in plan.refused:
+            words = "; ".join(refusal["reasons"])
+            self.shop.view.note(f"refused {refusal['proposal']['rule']}: {words}")
+        for planned in plan.candidates:
+            self.shop.view.note(f"{planned.version}: {planned.proposal.hypothesis}")
+            self.shop.view.note(f"{planned.version} backtest: {planned.backtest['words']}")
+        control = self._run(self._control_plan(number, parent))
+        results = [self._run(self._candidate_plan(number, parent, c)) for c in plan.candidates]
+        symptoms = tuple(sorted({alert.metric for alert in health.alerts}))
+        winner = self._judge_round(number, plan, parent, control, results, symptoms)
+        return plan, winner, control
+
+    def _control_plan(self, number: int, parent: VersionResult) -> ArmPlan:
+        version = f"r{number}-control"
+        branch = self.repo.branch_name(version, "unchanged")
+        worktree = self.repo.worktree(branch, self.repo.head())
+        hypothesis = f"Control of round {number}: the recipe of {parent.version}, unchanged."
+        commit = self._note_commit(worktree, version, parent.version, hypothesis)
+        return ArmPlan(
+            version, parent.version, "control", number, branch, commit,
+            self._compose(worktree / "conf"), parent.end_step, self.conf.train.candidate_steps,
+            hypothesis=hypothesis,
+        )  # fmt: skip
+
+    def _candidate_plan(self, number: int, parent: VersionResult, planned: Planned) -> ArmPlan:
+        worktree = self.repo.worktree(planned.branch, planned.commit)
+        return ArmPlan(
+            planned.version, parent.version, "candidate", number, planned.branch, planned.commit,
+            self._compose(worktree / "conf"), parent.end_step, self.conf.train.candidate_steps,
+            factor=planned.proposal.factor, hypothesis=planned.proposal.hypothesis,
+        )  # fmt: skip
+
+    def _judge_round(
+        self,
+        number: int,
+        plan: RoundPlan,
+        parent: VersionResult,
+        control: VersionResult,
+        results: list[VersionResult],
+        symptoms: tuple[str, ...],
+    ) -> VersionResult | None:
+        self.shop.view.phase("judge", f"round {number}")
+        against_parent = judge(parent, [control], self.conf.evolution.gate)[control.version]
+        self._file(control, against_parent, None)
+        verdicts = judge(control, results, self.conf.evolution.gate)
+        promoted = [r for r in results if verdicts[r.version].outcome == "promoted"]
+        best = max(promoted, key=lambda r: (r.score or 0.0, r.version), default=None)
+        for planned, result in zip(plan.candidates, results, strict=True):
+            verdict = verdicts[result.version]
+            moved = self._mechanism(planned, control, result)
+            self._record(planned, result, verdict, moved, best)
+            self._remember(planned, result, parent, verdict, symptoms)
+        return best
+
+    def _mechanism(
+        self, planned: Planned, control: VersionResult, result: VersionResult
+    ) -> dict[str, Any]:
+        if result.status != "trained":
+            metric = planned.proposal.predicts.metric
+            return {"metric": metric, "control": None, "candidate": None, "moved": None}
+        return mechanism(planned.proposal, self.health(control), self.health(result))
+
+    def _record(
+        self,
+        planned: Planned,
+        result: VersionResult,
+        verdict: Verdict,
+        moved: dict[str, Any],
+        best: VersionResult | None,
+    ) -> None:
+        """Commit the verdict; the best promoted candidate is merged and its skill distilled."""
+        self._file(result, verdict, moved)
+        trailers = {
+            "Parent": result.parent or "none",
+            "Factor": planned.proposal.factor,
+            "Hypothesis": planned.proposal.hypothesis,
+            "Predicts": planned.proposal.predicts,
+            "Backtest": planned.backtest["words"],
+            "Verdict": verdict.words,
+        }
+        document = verdict_document(result, verdict, planned.proposal, moved)
+        worktree = self.repo.worktree(planned.branch, planned.commit)
+        self.repo.record_verdict(worktree, result.version, document, trailers)
+        merged = best is not None and result.version == best.version
+        if merged:
+            message = f"Merge {result.version}: {planned.proposal.rule} is promoted"
+            self.repo.merge(planned.branch, message, {"Version": result.version, **trailers})
+        if verdict.outcome in ("promoted", "rejected"):
+            self._learn(planned, result, verdict)
+        self.shop.view.note(f"{verdict.words} {mechanism_words(moved)}")
+
+    def _learn(self, planned: Planned, result: VersionResult, verdict: Verdict) -> None:
+        """Write the verdict into the harness's skill library, as a commit on the trunk."""
+        library = self.repo.trunk_dir / "skills_library"
+        note = f"{self.cfg.experiment} seed {self.cfg.seed}, {verdict.words}"
+        if verdict.outcome == "promoted":
+            path = distil(
+                library, self.cfg.domain.name, planned.proposal, note, verdict.words
+            )
+        else:
+            found = record_outcome(library, planned.proposal.slug, False, note)
+            if found is None:
+                return
+            path = found
+        self.repo.commit(
+            self.repo.trunk_dir,
+            [path],
+            f"Skill {planned.proposal.slug}: {verdict.outcome} as {result.version}",
+            {"Skill": planned.proposal.slug, "Learned-From": result.version},
+        )
+
+    def _remember(
+        self,
+        planned: Planned,
+        result: VersionResult,
+        parent: VersionResult,
+        verdict: Verdict,
+        symptoms: tuple[str, ...],
+    ) -> None:
+        compared = verdict.comparison
+        case = Case.of(
+            result.version,
+            parent.version,
+            planned.proposal,
+            verdict.outcome,
+            evidence=dict(planned.proposal.evidence),
+            symptoms=symptoms,
+            delta=None if compared is None else compared.mean,
+            ci95=None if compared is None else compared.ci95,
+            p=verdict.p_holm,
+        )
+        self.cases.add(self.ledger, case)
+
+    def _file(
+        self, result: VersionResult, verdict: Verdict, moved: dict[str, Any] | None
+    ) -> None:
+        """Keep the verdict with the version and in the ledger."""
+        raw = verdict_json(verdict, moved)
+        self.verdicts[result.version] = raw
+        write_json(self.store.path(result.version) / "verdict.json", raw)
+        self.ledger.upsert_version(
+            result.version,
+            result.role if result.role in ("control", "recipe") else verdict.outcome,
+            verdict=verdict.words,
+        )
+
+    def _better_of(self, control: VersionResult, parent: VersionResult) -> VersionResult:
+        """The control goes on from the parent with the same recipe: it is the version to use,
+        unless it is significantly worse than where it started."""
+        verdict = self.verdicts[control.version]
+        interval = verdict["comparison"]["ci95"] if verdict["comparison"] else None
+        worse = interval is not None and interval[1] < 0
+        return parent if worse else control
+
+    def _audit(self, versions: list[str]) -> dict[str, dict[str, float | None]]:
+        """Score each version once on the audit split; opened only here, and counted."""
+        path = self.run_dir / "audit.json"
+        known = json.loads(path.read_text()) if path.exists() else {"opened": 0, "scores": {}}
+        for version in dict.fromkeys(versions):
+            if version in known["scores"]:
+                continue
+            self.shop.guard.check()
+            found = self.runner.audit(version)
+            known["scores"][version] = {
+                k: v if v == v else None for k, v in found.scores.items()
+            }
+            known["opened"] += 1
+            write_json(path, known)
+            self.ledger.event(f"audit-{version}", "audit", version, score=found.mean)
+        return {v: known["scores"][v] for v in dict.fromkeys(versions)}
+

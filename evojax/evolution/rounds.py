@@ -1,0 +1,217 @@
+"""One round's plan: which candidates are worth training, each a commit on its own branch.
+
+The plan is written to ``rounds/r<n>.json`` once it is complete; a resumed run reads it back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from evojax.errors import InputError, Problem
+from evojax.evidence.reader import load as load_evidence
+from evojax.evolution.backtest import BacktestResult, backtest
+from evojax.evolution.boundary import single_factor_check
+from evojax.evolution.config_edit import compose_conf, experiment_override, set_key
+from evojax.evolution.harness import HarnessRepo
+from evojax.evolution.intervention import Intervention
+from evojax.evolution.memory.cases import CaseMemory
+from evojax.evolution.memory.ledger import Ledger
+from evojax.evolution.memory.skills import load_skills
+from evojax.evolution.proposers.base import PROPOSERS, ProposalContext
+from evojax.evolution.store import VersionResult, VersionStore
+from evojax.evolution.workshop import typed
+from evojax.training.version import write_json
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A candidate that may be trained."""
+
+    version: str
+    proposal: Intervention
+    backtest: dict[str, Any]
+    branch: str
+    commit: str
+    worktree: str
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """What a round trains beside its control, and what it refused to train and why."""
+
+    number: int
+    parent: str
+    candidates: tuple[Planned, ...]
+    refused: tuple[dict[str, Any], ...]
+    trace: tuple[dict[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        raw = dataclasses.asdict(self)
+        for entry, planned in zip(raw["candidates"], self.candidates, strict=True):
+            entry["proposal"] = planned.proposal.model_dump()
+        return raw
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> RoundPlan:
+        candidates = tuple(
+            Planned(**{**c, "proposal": Intervention.model_validate(c["proposal"])})
+            for c in raw["candidates"]
+        )
+        return cls(
+            raw["number"], raw["parent"], candidates, tuple(raw["refused"]), tuple(raw["trace"])
+        )
+
+
+class Planner:
+    """Turns evidence into the candidates of a round (single-factor mode).
+
+    Args:
+        cfg: the run's configuration: boundary, proposer and number of candidates.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        cfg: DictConfig,
+        repo: HarnessRepo,
+        store: VersionStore,
+        ledger: Ledger,
+        cases: CaseMemory,
+    ):
+        self.run_dir = run_dir
+        self.cfg = cfg
+        self.repo = repo
+        self.store = store
+        self.ledger = ledger
+        self.cases = cases
+        self.mutable = list(cfg.evolution.boundary.mutable)
+
+    def plan(
+        self, number: int, parent: VersionResult, metrics: Mapping[str, float], first: int
+    ) -> RoundPlan:
+        """The plan of round ``number``, made now or read back.
+
+        Args:
+            parent: version that the round starts from. metrics: its health, plain numbers.
+            first: number of the first candidate version.
+        """
+        path = self.run_dir / "rounds" / f"r{number}.json"
+        if path.exists():
+            return RoundPlan.from_json(json.loads(path.read_text()))
+        trunk = self.repo.trunk_dir
+        picks = [experiment_override(self.cfg.experiment)]
+        parent_cfg = compose_conf(trunk / "conf", picks)
+        context = ProposalContext(
+            metrics=metrics,
+            cfg=parent_cfg,
+            skills=load_skills(trunk / "skills_library", self.cfg.domain.name),
+            cases=self.cases,
+            mutable=self.mutable,
+            count=self.cfg.evolution.candidates,
+            seed=self.cfg.seed + number,
+        )
+        proposals = PROPOSERS.get(self.cfg.evolution.proposer, "evolution.proposer")(context)
+        planned: list[Planned] = []
+        refused: list[dict[str, Any]] = []
+        for proposal in proposals.interventions:
+            if len(planned) == self.cfg.evolution.candidates:
+                break
+            version = f"v{first + len(planned):03d}"
+            found = self._consider(proposal, parent, parent_cfg, version)
+            if isinstance(found, Planned):
+                planned.append(found)
+            else:
+                refused.append({"proposal": proposal.model_dump(), "reasons": found})
+                self.ledger.event(
+                    f"r{number}-refused-{proposal.edit_hash}",
+                    "refused",
+                    rule=proposal.rule,
+                    reasons=found,
+                )
+        plan = RoundPlan(
+            number,
+            parent.version,
+            tuple(planned),
+            tuple(refused),
+            tuple(dataclasses.asdict(line) for line in proposals.trace),
+        )
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, plan.to_json())
+        return plan
+
+    def _consider(
+        self,
+        proposal: Intervention,
+        parent: VersionResult,
+        parent_cfg: DictConfig,
+        version: str,
+    ) -> Planned | list[str]:
+        """Check, backtest and commit one proposal; the reasons when it is refused."""
+        problems = self._rehearse(proposal, parent_cfg)
+        if problems:
+            return [str(p) for p in problems]
+        rollouts = load_evidence(self.store.path(parent.version)).rollouts("train")
+        replay = backtest(proposal, rollouts, typed(parent_cfg))
+        if replay.refused:
+            return list(replay.refusals)
+        return self._commit(proposal, parent, version, replay)
+
+    def _rehearse(self, proposal: Intervention, parent_cfg: DictConfig) -> list[Problem]:
+        """The single-factor check, on a copy of the tree, before any branch is made."""
+        with tempfile.TemporaryDirectory(dir=self.run_dir, prefix=".rehearsal-") as name:
+            copy = Path(name) / "conf"
+            shutil.copytree(self.repo.trunk_dir / "conf", copy)
+            try:
+                paths = self._apply(copy, proposal)
+                candidate = compose_conf(copy, [experiment_override(self.cfg.experiment)])
+            except InputError as error:
+                return list(error.problems)
+            changed = [f"conf/{path.relative_to(copy).as_posix()}" for path in paths]
+        return single_factor_check(
+            parent_cfg, candidate, self.mutable, changed, proposal.factor
+        )
+
+    def _apply(self, conf: Path, proposal: Intervention) -> list[Path]:
+        edits = proposal.edits.items()
+        return [set_key(conf, self.cfg.experiment, key, value) for key, value in edits]
+
+    def _commit(
+        self,
+        proposal: Intervention,
+        parent: VersionResult,
+        version: str,
+        replay: BacktestResult,
+    ) -> Planned | list[str]:
+        start = self.repo.head()
+        branch = self.repo.branch_name(version, proposal.slug)
+        worktree = self.repo.worktree(branch, start)
+        paths = self._apply(worktree / "conf", proposal)
+        commit = self.repo.commit(
+            worktree,
+            paths,
+            f"{version}: {proposal.rule}\n\n{proposal.hypothesis}\n\n"
+            f"Success criterion: {proposal.success_criterion}\nRollback: {proposal.rollback}",
+            {
+                "Version": version,
+                "Parent": parent.version,
+                "Factor": proposal.factor,
+                "Hypothesis": proposal.hypothesis,
+                "Predicts": proposal.predicts,
+                "Backtest": replay.words,
+            },
+        )
+        if commit is None:
+            self.repo.remove_worktree(branch)
+            return ["the edits change nothing: a duplicate of the parent"]
+        return Planned(
+            version, proposal, dataclasses.asdict(replay), branch, commit, str(worktree)
+        )
