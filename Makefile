@@ -29,7 +29,8 @@ $(BIN)/python:
 define install
 	@echo "setup: installing the packages of $(1); the first time takes some minutes"
 	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r $(1) | awk \
-	  -v all="$$(grep -c == $(1))" '/^Collecting/ {printf "setup: %d/%d %s\n", ++n, all, $$2; fflush()} \
+	  -v all="$$(grep -c == $(1))" '/^(Collecting|Processing)/ {sub(/.*\//, "", $$2); \
+	  printf "setup: %d/%d %s\n", ++n, all, $$2; fflush()} \
 	  /^(Building|Installing)/ {print "setup: " tolower(substr($$0, 1, 60)) " ..."; fflush()}'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  --no-build-isolation --editable .
