@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
+
+from evojax.evolution.config_edit import compose_conf
 
 FILES = {
     "config.yaml": """\
@@ -46,12 +49,28 @@ train:
 }
 
 
-@pytest.fixture
-def conf_dir(tmp_path: Path) -> Path:
-    """The tree, freshly written."""
-    top = tmp_path / "conf"
+def write_tree(top: Path) -> Path:
+    """Write the tree below ``top``."""
     for name, text in FILES.items():
         path = top / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return top
+
+
+@pytest.fixture
+def conf_dir(tmp_path: Path) -> Path:
+    """The tree, freshly written, to be changed."""
+    return write_tree(tmp_path / "conf")
+
+
+@pytest.fixture(scope="session")
+def shared_conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree, written once, to be read."""
+    return write_tree(tmp_path_factory.mktemp("shared") / "conf")
+
+
+@pytest.fixture(scope="session")
+def parent_cfg(shared_conf: Path) -> DictConfig:
+    """The tree composed for its experiment, with the hydra node."""
+    return compose_conf(shared_conf, ["+experiment=math"], with_hydra=True)

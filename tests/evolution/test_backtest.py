@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from evojax.config import EvojaxConf
+from evojax.evidence.schema import ROLLOUTS
 from evojax.evolution.backtest import backtest
 from evojax.evolution.intervention import Intervention, Predicts
 
@@ -20,6 +21,11 @@ TYPES = pa.schema(
         ("components", pa.map_(pa.string(), pa.float64())), ("refill_round", pa.int32()),
     ]
 )  # fmt: skip
+
+
+def test_the_columns_are_those_of_the_evidence() -> None:
+    stored = {column.name: column.type for column in ROLLOUTS}
+    assert {f.name: stored[f.name] for f in TYPES} == {f.name: f.type for f in TYPES}
 
 
 def row(group: int, sample: int, partial: float, item: str = "", **change: Any) -> dict[str, Any]:
@@ -133,7 +139,8 @@ def test_difficulty_selection_prefers_live_items() -> None:
 
 @pytest.mark.parametrize("key", ["sampling.temperature", "algorithm.lr", "algorithm.epochs"])
 def test_what_cannot_be_replayed_is_said(key: str) -> None:
-    found = backtest(change(**{key.replace(".", "__"): 1}), table([[1, 0]]), EvojaxConf())
+    edits: dict[str, Any] = {key.replace(".", "__"): 1}
+    found = backtest(change(**edits), table([[1, 0]]), EvojaxConf())
     assert not found.replayable and not found.refused and key in found.words
     assert found.groups == 1
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
 from evojax.evolution.boundary import (
     changed_keys,
@@ -40,10 +40,11 @@ PICK = "+experiment=math"
         (["evolution.boundary.mutable=[eval]"], ["frozen"]),
     ],
 )
-def test_single_factor_check(conf_dir: Path, overrides: list[str], words: list[str]) -> None:
-    parent = compose_conf(conf_dir, [PICK], with_hydra=True)
-    candidate = compose_conf(conf_dir, [PICK, *overrides], with_hydra=True)
-    problems = single_factor_check(parent, candidate, MUTABLE, FILE)
+def test_single_factor_check(
+    shared_conf: Path, parent_cfg: DictConfig, overrides: list[str], words: list[str]
+) -> None:
+    candidate = compose_conf(shared_conf, [PICK, *overrides], with_hydra=True)
+    problems = single_factor_check(parent_cfg, candidate, MUTABLE, FILE)
     assert bool(problems) == bool(words)
     for word in words:
         assert any(word in str(p) for p in problems)
@@ -54,10 +55,12 @@ def test_single_factor_check(conf_dir: Path, overrides: list[str], words: list[s
     ["eval.samples=1", "eval.seed=1", "domain.path=answers.jsonl", "domain.tasks=[gcd]",
      "train.steps=99", "seed=9", "policy.source=path", "domain.eval_items=1"],
 )  # fmt: skip
-def test_case_E06_evaluation_data_and_budget_are_frozen(conf_dir: Path, override: str) -> None:
-    parent = compose_conf(conf_dir, [PICK])
-    candidate = compose_conf(conf_dir, [PICK, "filter.refill_rounds=2", override])
-    problems = single_factor_check(parent, candidate, MUTABLE, FILE)
+def test_case_E06_evaluation_data_and_budget_are_frozen(
+    shared_conf: Path, parent_cfg: DictConfig, override: str
+) -> None:
+    overrides = [PICK, "filter.refill_rounds=2", override]
+    candidate = compose_conf(shared_conf, overrides, with_hydra=True)
+    problems = single_factor_check(parent_cfg, candidate, MUTABLE, FILE)
     assert any("frozen" in p.what for p in problems)
 
 
@@ -72,18 +75,15 @@ def test_case_E06_only_recipe_files_may_differ() -> None:
     assert [p.value for p in path_problems(bad, MUTABLE)] == bad
 
 
-def test_two_trees_compare_like_one(conf_dir: Path, tmp_path: Path) -> None:
-    other = tmp_path / "elsewhere" / "conf"
-    shutil.copytree(conf_dir, other)
-    one = compose_conf(conf_dir, [PICK], with_hydra=True)
-    two = compose_conf(other, [PICK], with_hydra=True)
-    assert any("nothing differs" in p.what for p in single_factor_check(one, two, MUTABLE, []))
-    assert len(single_factor_check(one, two, MUTABLE, [])) == 1
+def test_two_trees_compare_like_one(conf_dir: Path, parent_cfg: DictConfig) -> None:
+    other = compose_conf(conf_dir, [PICK], with_hydra=True)
+    (problem,) = single_factor_check(parent_cfg, other, MUTABLE, [])
+    assert "nothing differs" in problem.what
 
 
-def test_declared_factor_must_be_the_one_that_changes(conf_dir: Path) -> None:
-    parent = compose_conf(conf_dir, [PICK])
-    candidate = compose_conf(conf_dir, [PICK, "filter.refill_rounds=2"])
+def test_declared_factor_must_be_the_one_that_changes(shared_conf: Path) -> None:
+    parent = compose_conf(shared_conf, [PICK])
+    candidate = compose_conf(shared_conf, [PICK, "filter.refill_rounds=2"])
     assert changed_keys(parent, candidate) == {"filter.refill_rounds": (0, 2)}
     assert single_factor_check(parent, candidate, MUTABLE, FILE, "filter") == []
     assert single_factor_check(parent, candidate, MUTABLE, FILE, "data")

@@ -55,7 +55,9 @@ SCALARS = (
 VALUES = SCALARS | st.lists(SCALARS | st.lists(SCALARS, max_size=3), min_size=8, max_size=20)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(value=VALUES)
 @example(value="\\\\${a}\\")
 @example(value="${${")
@@ -91,9 +93,9 @@ def test_compose_leaves_a_running_application_alone(conf_dir: Path, free_conf: P
 @pytest.mark.parametrize(
     "override", ["algorithm.lrr=3", "eval.num_samples=1", "seed=x", "a=[", "filter=absent"]
 )
-def test_wrong_overrides_are_input_errors(conf_dir: Path, override: str) -> None:
+def test_wrong_overrides_are_input_errors(shared_conf: Path, override: str) -> None:
     with pytest.raises(InputError, match="cannot compose"):
-        compose_conf(conf_dir, ["+experiment=math", override])
+        compose_conf(shared_conf, ["+experiment=math", override])
 
 
 def test_case_H05_the_deciding_file_is_edited(conf_dir: Path) -> None:
@@ -182,8 +184,8 @@ def test_overrides_that_cannot_be_baked(conf_dir: Path, override: str) -> None:
 def test_the_shipped_tree_can_be_edited(tmp_path: Path) -> None:
     top = tmp_path / "conf"
     shutil.copytree(REAL_CONF, top)
-    for experiment in ("math", "math_tiny"):
-        path = bake_overrides(top, experiment, ["seed=1", "filter=dynamic"])
-        assert path.name == f"{experiment}.yaml"
-        set_key(top, experiment, "algorithm.lr", 3e-5)
-        assert compose_conf(top, [f"+experiment={experiment}"]).algorithm.lr == 3e-5
+    path = bake_overrides(top, "math_tiny", ["seed=1", "filter=dynamic"])
+    assert path == top / "experiment" / "math_tiny.yaml"
+    set_key(top, "math_tiny", "algorithm.eps_high", 0.31)
+    cfg = compose_conf(top, ["+experiment=math_tiny"])
+    assert (cfg.algorithm.eps_high, cfg.filter.refill_rounds, cfg.seed) == (0.31, 2, 1)

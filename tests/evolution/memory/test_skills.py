@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from evojax.errors import InputError
+from evojax.evolution.conditions import names_in
 from evojax.evolution.intervention import Intervention, Predicts
 from evojax.evolution.memory.skills import (
     Edit,
@@ -21,6 +22,9 @@ from evojax.evolution.memory.skills import (
 
 SHIPPED = Path(__file__).parents[3] / "skills_library"
 MUTABLE = ["reward", "filter", "sampling", "data", "algorithm", "diagnostics"]
+
+
+METRICS = {p.stem for p in (SHIPPED.parent / "conf" / "metrics").glob("*.yaml")}
 
 
 @pytest.fixture
@@ -44,6 +48,9 @@ def test_shipped_skills_cover_the_factors() -> None:
     skills = load_skills(SHIPPED, "math")
     assert len(skills) >= 6
     assert {s.factor for s in skills} >= {"filter", "data", "sampling", "reward", "algorithm"}
+    for skill in skills:
+        names = [*names_in(skill.trigger), *names_in(skill.strength), skill.expected.metric]
+        assert {n for n in names if "." not in n} <= METRICS
     assert skill_problems(SHIPPED, "math", MUTABLE) == []
     assert "partial-credit" not in {s.name for s in load_skills(SHIPPED, "coding")}
 
