@@ -7,7 +7,7 @@ decode loop would copy them at every token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +84,7 @@ def prefill(
     start = jnp.zeros_like(lengths) if past is None else past.lengths
     rope = rope_tables(cfg, start[:, None] + offsets)
     valid = offsets < lengths[:, None]
-    mask = jnp.tril(jnp.ones((size, size), bool)) & valid[:, None, :]
+    mask = jnp.tril(jnp.ones((1, size, size), bool)) & valid[:, None, :]
     if past is not None:
         seen = jnp.broadcast_to(past.valid[:, None], (*mask.shape[:2], past.valid.shape[1]))
         mask = jnp.concatenate([seen, mask], axis=-1)
@@ -94,19 +94,24 @@ def prefill(
     for i, layer in enumerate(params["layers"]):
         before = None if past is None else past.kv[i]
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, KV]:
-            keys, values = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
-            if before is not None:  # noqa: B023
-                keys = jnp.concatenate([before[0], keys], axis=3)  # noqa: B023
-                values = jnp.concatenate([before[1], values], axis=2)  # noqa: B023
-            mixed = attention(q, keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3), mask)
-            return mixed, (keys, values)
-
+        attend = partial(_attend_after, before, mask)
         x, kv = block(layer, cfg, x, rope, attend)
         caches.append(kv)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
     hidden = rms_norm(last, params["final_norm"], cfg.rms_eps)
     return hidden, PromptCache(tuple(caches), valid, start + lengths)
+
+
+def _attend_after(
+    before: KV | None, mask: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array
+) -> tuple[jax.Array, KV]:
+    """Attention of whole rows over what was cached before them and themselves."""
+    keys, values = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
+    if before is not None:
+        keys = jnp.concatenate([before[0], keys], axis=3)
+        values = jnp.concatenate([before[1], values], axis=2)
+    mixed = attention(q, keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3), mask)
+    return mixed, (keys, values)
 
 
 def empty_cache(cfg: ModelConfig, prompts: int, samples: int, budget: int) -> tuple[KV, ...]:
@@ -141,41 +146,43 @@ def decode_step(
     x = embed(params, tokens.reshape(rows, 1))
     updated = []
     for layer, shared, mine in zip(params["layers"], prompt.kv, own, strict=True):
-
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
-            place = (prompts, samples, 1, cfg.num_kv_heads, cfg.head_dim)
-            at = (0, 0, index, 0, 0)
-            keys = jax.lax.dynamic_update_slice(mine[0], k.reshape(place), at)  # noqa: B023
-            values = jax.lax.dynamic_update_slice(mine[1], v.reshape(place), at)  # noqa: B023
-            grown = (keys, values)
-            return _shared_attention(q, shared, prompt.valid, grown, index), grown  # noqa: B023
-
+        attend = partial(_attend_sampled, shared, prompt.valid, mine, index)
         x, grown = block(layer, cfg, x, rope, attend)
         updated.append(grown)
     hidden = rms_norm(x[:, 0], params["final_norm"], cfg.rms_eps)
     return hidden.reshape(prompts, samples, -1), tuple(updated)
 
 
-def _shared_attention(
-    q: jax.Array, shared: KV, valid: jax.Array, own: KV, index: jax.Array
-) -> jax.Array:
+def _attend_sampled(
+    shared: KV,
+    valid: jax.Array,
+    own: KV,
+    index: jax.Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+) -> tuple[jax.Array, KV]:
     """Attention of one new token per sample over its prompt (read once) and its own tokens.
 
     Args:
-        q: ``[P*n, 1, H, d]``. shared, valid: of the prompt cache.
-        own: ``[P, n, N, K, d]``, filled up to and with ``index``.
+        shared, valid: of the prompt cache.
+        own: ``[P, n, N, K, d]``, filled below ``index``; returned with ``k`` and ``v`` added.
+        q: ``[P*n, 1, H, d]``. k, v: ``[P*n, 1, K, d]``.
     """
-    keys, values = shared
-    own_keys, own_values = own
-    prompts, samples, budget, kv, dim = own_keys.shape
+    prompts, samples, budget, kv, dim = own[0].shape
     heads = q.shape[2]
+    place, at = (prompts, samples, 1, kv, dim), (0, 0, index, 0, 0)
+    own_keys = jax.lax.dynamic_update_slice(own[0], k.reshape(place), at)
+    own_values = jax.lax.dynamic_update_slice(own[1], v.reshape(place), at)
+    keys, values = shared
     q = q.reshape(prompts, samples, kv, heads // kv, dim) * dim**-0.5
     over_prompt = jnp.einsum("pnkgd,pkds->pnkgs", q, keys)
     over_prompt = jnp.where(valid[:, None, None, None, :], over_prompt, MASKED)
     over_own = jnp.einsum("pnkgd,pnmkd->pnkgm", q, own_keys)
-    over_own = jnp.where(jnp.arange(budget) <= index, over_own, MASKED)
+    filled = (jnp.arange(budget) <= index)[None, None, None, None]
+    over_own = jnp.where(filled, over_own, MASKED)
     weights = jax.nn.softmax(jnp.concatenate([over_prompt, over_own], axis=-1), axis=-1)
     at_prompt, at_own = jnp.split(weights, [keys.shape[-1]], axis=-1)
     mixed = jnp.einsum("pnkgs,pksd->pnkgd", at_prompt, values)
     mixed = mixed + jnp.einsum("pnkgm,pnmkd->pnkgd", at_own, own_values)
-    return mixed.reshape(prompts * samples, 1, heads, dim)
+    return mixed.reshape(prompts * samples, 1, heads, dim), (own_keys, own_values)

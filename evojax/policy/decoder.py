@@ -123,13 +123,15 @@ def param_shapes(cfg: ModelConfig) -> dict[str, Any]:
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis."""
+    scale = jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * scale
 
 
 def rope_tables(cfg: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Cosine and sine ``[B, T, 1, d/2]`` of ``position * theta^(-2i/d)``."""
     exponent = jnp.arange(0, cfg.head_dim, 2, dtype=jnp.float32) / cfg.head_dim
-    angle = positions.astype(jnp.float32)[..., None, None] * cfg.rope_theta**-exponent
+    frequency = (cfg.rope_theta**-exponent)[None, None, None]
+    angle = positions.astype(jnp.float32)[..., None, None] * frequency
     return jnp.cos(angle), jnp.sin(angle)
 
 
