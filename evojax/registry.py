@@ -49,7 +49,10 @@ class Registry(Generic[T]):
             near = difflib.get_close_matches(name, self._items, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise InputError.one(
-                f"unknown {self.kind}", where, name, f"{hint}valid: {', '.join(sorted(self._items))}"
+                f"unknown {self.kind}",
+                where,
+                name,
+                f"{hint}valid: {', '.join(sorted(self._items))}",
             )
         return self._items[name]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,11 +58,16 @@ def item_stats(rollouts: pa.Table) -> ItemStats:
 
 
 class ArmRunner:
-    """Runs plans in one workshop; a finished version is never run again."""
+    """Runs plans in one workshop; a finished version is never run again.
 
-    def __init__(self, shop: Workshop, store: VersionStore):
+    Args:
+        store: where results go. parents: where parents are read, by default the same store.
+    """
+
+    def __init__(self, shop: Workshop, store: VersionStore, parents: VersionStore | None = None):
         self.shop = shop
         self.store = store
+        self.parents = parents or store
 
     def run(self, plan: ArmPlan) -> VersionResult:
         """Finish ``plan`` (or find it finished) and return its result.
@@ -103,28 +109,29 @@ class ArmRunner:
             result.status, result.error = "failed", str(error)
         result.seconds = time.perf_counter() - started
         self.store.save(result)
+        shutil.rmtree(directory / "checkpoint", ignore_errors=True)
         return result
 
-    def audit(self, version: str, split: Split = "audit") -> Evaluation:
+    def audit(self, version: str) -> Evaluation:
         """Score a finished version on the audit split and add it to the version's evidence."""
-        result = self.store.require(version)
-        self.shop.view.phase("audit", version)
-        params = self._parent_weights(version)
-        self.shop.sampler.engine.load_weights(params, f"{version}@{result.end_step}")
-        found = evaluate(
-            self.shop.sampler, self.shop.cfg, self.shop.pools[split], result.end_step
-        )
-        writer = EvidenceWriter(
-            self.store.path(version) / "evidence", self.shop.run, version
-        )
-        writer.rollouts(found.trajectories, split)
-        writer.flush(split)
+        found = self.score_stored(version, "audit")
+        writer = EvidenceWriter(self.store.path(version) / "evidence", self.shop.run, version)
+        writer.rollouts(found.trajectories, "audit")
+        writer.flush("audit")
         return found
 
-    def _parent_weights(self, version: str | None) -> Params:
-        if version is None or self.store.require(version).role == "base":
+    def score_stored(self, version: str, split: Split) -> Evaluation:
+        """Evaluate the stored weights of a finished version on ``split``."""
+        result = self.store.require(version)
+        self.shop.view.phase(split, version)
+        params = self._stored_weights(self.store, version)
+        self.shop.sampler.engine.load_weights(params, f"{version}@{result.end_step}")
+        return evaluate(self.shop.sampler, self.shop.cfg, self.shop.pools[split], result.end_step)
+
+    def _stored_weights(self, store: VersionStore, version: str | None) -> Params:
+        if version is None or store.require(version).role == "base":
             return self.shop.base_params()
-        return self.shop.load(self.store.path(version))
+        return self.shop.load(store.path(version))
 
     def _weights(self, plan: ArmPlan) -> tuple[Params, TrainingTotals]:
         if plan.role == "base":
@@ -142,11 +149,13 @@ class ArmRunner:
             self.shop.guard,
         )
         stats = ItemStats()
-        if plan.parent is not None and self.store.require(plan.parent).role != "base":
-            evidence = load_evidence(self.store.path(plan.parent))
+        if plan.parent is not None and self.parents.require(plan.parent).role != "base":
+            evidence = load_evidence(self.parents.path(plan.parent))
             stats = item_stats(evidence.rollouts("train"))
         arm = Arm(plan.version, plan.start_step, plan.steps, config_hash(plan.cfg))
-        start: Callable[[], Params] = lambda: self._parent_weights(plan.parent)  # noqa: E731
+        start: Callable[[], Params] = lambda: self._stored_weights(  # noqa: E731
+            self.parents, plan.parent
+        )
         params, totals = trainer.train(arm, start, self.shop.pools["train"], stats)
         self.shop.export(directory, params)
         return params, totals

@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from evojax.config import EvojaxConf
 from evojax.diagnostics.health import HealthReport
 from evojax.evolution.arms import ArmPlan, ArmRunner
 from evojax.evolution.config_edit import compose_conf, experiment_override
@@ -30,9 +31,9 @@ from evojax.evolution.judging import (
 from evojax.evolution.memory.cases import Case, CaseMemory
 from evojax.evolution.memory.ledger import Ledger
 from evojax.evolution.memory.skills import distil, record_outcome
-from evojax.evolution.rounds import Planned, Planner, RoundPlan
+from evojax.evolution.rounds import Planned, Planner, RoundPlan, stored_plans
 from evojax.evolution.store import VersionResult, VersionStore
-from evojax.evolution.workshop import Workshop, typed
+from evojax.evolution.workshop import Workshop
 from evojax.training.version import write_json
 
 BASE, FIRST = "v000", "v001"
@@ -56,11 +57,58 @@ class Outcome:
     audit: dict[str, dict[str, float | None]] = field(default_factory=dict)
 
 
+def best_promoted(verdicts: dict[str, dict[str, Any]]) -> str | None:
+    """The promoted candidate with the largest paired difference, None without one."""
+    promoted = {
+        v: raw["comparison"]["mean"] for v, raw in verdicts.items() if raw["outcome"] == "promoted"
+    }
+    return max(sorted(promoted), key=promoted.__getitem__, default=None)
+
+
+def standing(verdicts: dict[str, dict[str, Any]], plans: list[RoundPlan]) -> tuple[str, str | None]:
+    """(version to use, last promoted candidate) after the rounds that are judged.
+
+    A promoted candidate stands. Without one the round's control does, for it is the parent's
+    recipe trained on by the same budget; but the parent does if the control is significantly
+    worse than it.
+    """
+    final = FIRST if FIRST in verdicts else BASE
+    promoted: str | None = None
+    for plan in plans:
+        control = f"r{plan.number}-control"
+        if control not in verdicts:
+            break
+        mine = {c.version: verdicts[c.version] for c in plan.candidates if c.version in verdicts}
+        best = best_promoted(mine)
+        compared = verdicts[control]["comparison"]
+        if best is not None:
+            final = promoted = best
+        elif compared is None or compared["ci95"][1] >= 0:
+            final = control
+    return final, promoted
+
+
+def stored_outcome(run_dir: Path) -> Outcome:
+    """Where the run in ``run_dir`` stands, from what it left on disk."""
+    store = VersionStore(run_dir)
+    verdicts = {
+        name: json.loads((store.path(name) / "verdict.json").read_text())
+        for name in store.names()
+        if (store.path(name) / "verdict.json").exists()
+    }
+    plans = stored_plans(run_dir)
+    final, promoted = standing(verdicts, plans)
+    audit = run_dir / "audit.json"
+    scores = json.loads(audit.read_text())["scores"] if audit.exists() else {}
+    return Outcome(final, promoted, verdicts, plans, scores)
+
+
 class Evolution:
     """One run of the loop in its run directory.
 
     Args:
-        cfg: the run's configuration; versions have their own, composed from their commits.
+        cfg, conf: the run's configuration, composed and typed; versions have their own,
+            composed from their commits.
         repo: harness repository, seeded with the base recipe.
     """
 
@@ -68,13 +116,14 @@ class Evolution:
         self,
         run_dir: Path,
         cfg: DictConfig,
+        conf: EvojaxConf,
         shop: Workshop,
         repo: HarnessRepo,
         ledger: Ledger,
     ):
         self.run_dir = run_dir
         self.cfg = cfg
-        self.conf = typed(cfg)
+        self.conf = conf
         self.shop = shop
         self.repo = repo
         self.ledger = ledger
@@ -90,17 +139,13 @@ class Evolution:
         """The whole loop; see the module."""
         base = self._run(self._base_plan())
         current = self._first_version(base)
-        promoted: str | None = None
-        plans = []
+        plans: list[RoundPlan] = []
         for number in range(1, self.conf.evolution.rounds + 1):
             first = 2 + sum(len(plan.candidates) for plan in plans)
-            plan, winner, control = self._round(number, current, first)
-            plans.append(plan)
-            promoted = winner.version if winner is not None else promoted
-            current = winner or self._better_of(control, current)
-        outcome = Outcome(current.version, promoted, self.verdicts, plans)
-        outcome.audit = self._audit([BASE, current.version])
-        return outcome
+            plans.append(self._round(number, current, first))
+            current = self.store.require(standing(self.verdicts, plans)[0])
+        final, promoted = standing(self.verdicts, plans)
+        return Outcome(final, promoted, self.verdicts, plans, self._audit([BASE, final]))
 
     def _run(self, plan: ArmPlan) -> VersionResult:
         self.shop.guard.check()
@@ -158,8 +203,15 @@ class Evolution:
         commit = self._note_commit(self.repo.trunk_dir, FIRST, BASE, hypothesis)
         result = self._run(
             ArmPlan(
-                FIRST, BASE, "recipe", 0, self.repo.trunk, commit,
-                self._compose(self.repo.trunk_dir / "conf"), 0, self.conf.train.steps,
+                FIRST,
+                BASE,
+                "recipe",
+                0,
+                self.repo.trunk,
+                commit,
+                self._compose(self.repo.trunk_dir / "conf"),
+                0,
+                self.conf.train.steps,
                 hypothesis=hypothesis,
             )  # fmt: skip
         )
@@ -193,9 +245,7 @@ class Evolution:
         )
         return made or self.repo.find(version) or self.repo.head(self.repo.at(worktree))
 
-    def _round(
-        self, number: int, parent: VersionResult, first: int
-    ) -> tuple[RoundPlan, VersionResult | None, VersionResult]:
+    def _round(self, number: int, parent: VersionResult, first: int) -> RoundPlan:
         health = self.health(parent)
         for alert in health.alerts:
             self.shop.view.note(f"{parent.version}: {alert.in_words()}")
@@ -210,8 +260,8 @@ class Evolution:
         control = self._run(self._control_plan(number, parent))
         results = [self._run(self._candidate_plan(number, parent, c)) for c in plan.candidates]
         symptoms = tuple(sorted({alert.metric for alert in health.alerts}))
-        winner = self._judge_round(number, plan, parent, control, results, symptoms)
-        return plan, winner, control
+        self._judge_round(number, plan, parent, control, results, symptoms)
+        return plan
 
     def _control_plan(self, number: int, parent: VersionResult) -> ArmPlan:
         version = f"r{number}-control"
@@ -241,19 +291,17 @@ class Evolution:
         control: VersionResult,
         results: list[VersionResult],
         symptoms: tuple[str, ...],
-    ) -> VersionResult | None:
+    ) -> None:
         self.shop.view.phase("judge", f"round {number}")
         against_parent = judge(parent, [control], self.conf.evolution.gate)[control.version]
         self._file(control, against_parent, None)
         verdicts = judge(control, results, self.conf.evolution.gate)
-        promoted = [r for r in results if verdicts[r.version].outcome == "promoted"]
-        best = max(promoted, key=lambda r: (r.score or 0.0, r.version), default=None)
+        best = best_promoted({r.version: verdict_json(verdicts[r.version], None) for r in results})
         for planned, result in zip(plan.candidates, results, strict=True):
             verdict = verdicts[result.version]
             moved = self._mechanism(planned, control, result)
             self._record(planned, result, verdict, moved, best)
             self._remember(planned, result, parent, verdict, symptoms)
-        return best
 
     def _mechanism(
         self, planned: Planned, control: VersionResult, result: VersionResult
@@ -269,7 +317,7 @@ class Evolution:
         result: VersionResult,
         verdict: Verdict,
         moved: dict[str, Any],
-        best: VersionResult | None,
+        best: str | None,
     ) -> None:
         """Commit the verdict; the best promoted candidate is merged and its skill distilled."""
         self._file(result, verdict, moved)
@@ -284,8 +332,7 @@ class Evolution:
         document = verdict_document(result, verdict, planned.proposal, moved)
         worktree = self.repo.worktree(planned.branch, planned.commit)
         self.repo.record_verdict(worktree, result.version, document, trailers)
-        merged = best is not None and result.version == best.version
-        if merged:
+        if result.version == best:
             message = f"Merge {result.version}: {planned.proposal.rule} is promoted"
             self.repo.merge(planned.branch, message, {"Version": result.version, **trailers})
         if verdict.outcome in ("promoted", "rejected"):
@@ -297,9 +344,7 @@ class Evolution:
         library = self.repo.trunk_dir / "skills_library"
         note = f"{self.cfg.experiment} seed {self.cfg.seed}, {verdict.words}"
         if verdict.outcome == "promoted":
-            path = distil(
-                library, self.cfg.domain.name, planned.proposal, note, verdict.words
-            )
+            path = distil(library, self.cfg.domain.name, planned.proposal, note, verdict.words)
         else:
             found = record_outcome(library, planned.proposal.slug, False, note)
             if found is None:
@@ -334,9 +379,7 @@ class Evolution:
         )
         self.cases.add(self.ledger, case)
 
-    def _file(
-        self, result: VersionResult, verdict: Verdict, moved: dict[str, Any] | None
-    ) -> None:
+    def _file(self, result: VersionResult, verdict: Verdict, moved: dict[str, Any] | None) -> None:
         """Keep the verdict with the version and in the ledger."""
         raw = verdict_json(verdict, moved)
         self.verdicts[result.version] = raw
@@ -347,14 +390,6 @@ class Evolution:
             verdict=verdict.words,
         )
 
-    def _better_of(self, control: VersionResult, parent: VersionResult) -> VersionResult:
-        """The control goes on from the parent with the same recipe: it is the version to use,
-        unless it is significantly worse than where it started."""
-        verdict = self.verdicts[control.version]
-        interval = verdict["comparison"]["ci95"] if verdict["comparison"] else None
-        worse = interval is not None and interval[1] < 0
-        return parent if worse else control
-
     def _audit(self, versions: list[str]) -> dict[str, dict[str, float | None]]:
         """Score each version once on the audit split; opened only here, and counted."""
         path = self.run_dir / "audit.json"
@@ -364,11 +399,8 @@ class Evolution:
                 continue
             self.shop.guard.check()
             found = self.runner.audit(version)
-            known["scores"][version] = {
-                k: v if v == v else None for k, v in found.scores.items()
-            }
+            known["scores"][version] = {k: v if v == v else None for k, v in found.scores.items()}
             known["opened"] += 1
             write_json(path, known)
             self.ledger.event(f"audit-{version}", "audit", version, score=found.mean)
         return {v: known["scores"][v] for v in dict.fromkeys(versions)}
-

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import evojax
 from evojax.config import EvojaxConf
-from evojax.errors import InputError, Problem
+from evojax.errors import InputError
 from evojax.evolution.workshop import NOT_NUMBERS, config_hash
 from evojax.training.version import write_json
 
@@ -30,13 +30,27 @@ def device() -> dict[str, Any]:
         "platform": found[0].platform,
         "kind": found[0].device_kind,
         "devices": len(found),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "machine": platform.machine(),
     }
 
 
-def write_manifest(run_dir: Path, cfg: DictConfig, overrides: list[str]) -> None:
-    """Write run.json."""
+def device_words(policy: str) -> str:
+    """Policy and hardware in one line."""
+    found = device()
+    return f"{policy} on {found['platform']} ({found['machine']}, {found['cores']} cores)"
+
+
+def write_manifest(
+    run_dir: Path, cfg: DictConfig, overrides: list[str], policy: str, data: dict[str, Any]
+) -> None:
+    """Write run.json.
+
+    Args:
+        policy: label of the model. data: what the domain says of its items.
+    """
     write_json(
         run_dir / "run.json",
         {
@@ -48,6 +62,8 @@ def write_manifest(run_dir: Path, cfg: DictConfig, overrides: list[str]) -> None
             "config": OmegaConf.to_container(cfg, resolve=True),
             "config_hash": config_hash(cfg),
             "overrides": overrides,
+            "policy": policy,
+            "data": data,
             "evojax": evojax.__version__,
             "python": platform.python_version(),
             "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
@@ -86,27 +102,15 @@ def stored_config(manifest: dict[str, Any], asked: DictConfig) -> DictConfig:
     return cast(DictConfig, merged)
 
 
-def refuse_changed(manifest: dict[str, Any], asked: DictConfig) -> None:
-    """Going on with a run keeps its configuration.
-
-    Raises:
-        InputError: one problem for each key that now has another value.
-    """
-    problems = []
+def changed(manifest: dict[str, Any], asked: DictConfig) -> dict[str, tuple[Any, Any]]:
+    """Keys that the command line would give another value: key -> (stored, asked)."""
     old = _flat(manifest["config"])
     new = _flat(cast(dict[str, Any], OmegaConf.to_container(asked, resolve=True)))
-    for key in sorted(old.keys() | new.keys()):
-        if key.split(".")[0] not in NOT_NUMBERS and old.get(key) != new.get(key):
-            problems.append(
-                Problem(
-                    f"a resumed run keeps its configuration, which has {old.get(key)!r} here",
-                    key,
-                    new.get(key),
-                    "leave the override out, or start a new run",
-                )
-            )
-    if problems:
-        raise InputError(problems)
+    return {
+        key: (old.get(key), new.get(key))
+        for key in sorted(old.keys() | new.keys())
+        if key.split(".")[0] not in NOT_NUMBERS and old.get(key) != new.get(key)
+    }
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

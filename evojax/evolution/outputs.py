@@ -115,7 +115,8 @@ class Gatherer:
             return "failed"
         if result.role in ("base", "control"):
             return result.role
-        return self.outcome.verdicts[result.version]["outcome"]
+        verdict = self.outcome.verdicts.get(result.version)
+        return "unjudged" if verdict is None else verdict["outcome"]
 
     def _delta(self, result: VersionResult) -> Delta | None:
         verdict = self.outcome.verdicts.get(result.version)

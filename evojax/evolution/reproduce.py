@@ -51,9 +51,7 @@ def checked_out(conf_dir: Path) -> CheckedOut | None:
         found = parse_trailers(message)
         if "Version" in found:
             parent = found.get("Parent", "none")
-            return CheckedOut(
-                found["Version"], None if parent == "none" else parent, sha, run_dir
-            )
+            return CheckedOut(found["Version"], None if parent == "none" else parent, sha, run_dir)
     return None
 
 

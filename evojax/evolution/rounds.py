@@ -54,6 +54,11 @@ class RoundPlan:
     refused: tuple[dict[str, Any], ...]
     trace: tuple[dict[str, Any], ...]
 
+    def proposals(self) -> list[Intervention]:
+        """Everything that was considered closely: candidates first, then what was refused."""
+        refused = [Intervention.model_validate(r["proposal"]) for r in self.refused]
+        return [c.proposal for c in self.candidates] + refused
+
     def to_json(self) -> dict[str, Any]:
         raw = dataclasses.asdict(self)
         for entry, planned in zip(raw["candidates"], self.candidates, strict=True):
@@ -69,6 +74,12 @@ class RoundPlan:
         return cls(
             raw["number"], raw["parent"], candidates, tuple(raw["refused"]), tuple(raw["trace"])
         )
+
+
+def stored_plans(run_dir: Path) -> list[RoundPlan]:
+    """Plans of the rounds that a run has begun, in order."""
+    paths = sorted((run_dir / "rounds").glob("r*.json"), key=lambda p: int(p.stem[1:]))
+    return [RoundPlan.from_json(json.loads(path.read_text())) for path in paths]
 
 
 class Planner:
@@ -108,8 +119,7 @@ class Planner:
         if path.exists():
             return RoundPlan.from_json(json.loads(path.read_text()))
         trunk = self.repo.trunk_dir
-        picks = [experiment_override(self.cfg.experiment)]
-        parent_cfg = compose_conf(trunk / "conf", picks)
+        parent_cfg = self._compose(trunk / "conf")
         context = ProposalContext(
             metrics=metrics,
             cfg=parent_cfg,
@@ -156,7 +166,7 @@ class Planner:
         version: str,
     ) -> Planned | list[str]:
         """Check, backtest and commit one proposal; the reasons when it is refused."""
-        problems = self._rehearse(proposal, parent_cfg)
+        problems = self._rehearse(proposal)
         if problems:
             return [str(p) for p in problems]
         rollouts = load_evidence(self.store.path(parent.version)).rollouts("train")
@@ -165,20 +175,22 @@ class Planner:
             return list(replay.refusals)
         return self._commit(proposal, parent, version, replay)
 
-    def _rehearse(self, proposal: Intervention, parent_cfg: DictConfig) -> list[Problem]:
+    def _rehearse(self, proposal: Intervention) -> list[Problem]:
         """The single-factor check, on a copy of the tree, before any branch is made."""
         with tempfile.TemporaryDirectory(dir=self.run_dir, prefix=".rehearsal-") as name:
             copy = Path(name) / "conf"
             shutil.copytree(self.repo.trunk_dir / "conf", copy)
             try:
                 paths = self._apply(copy, proposal)
-                candidate = compose_conf(copy, [experiment_override(self.cfg.experiment)])
+                candidate = self._compose(copy, with_hydra=True)
             except InputError as error:
                 return list(error.problems)
             changed = [f"conf/{path.relative_to(copy).as_posix()}" for path in paths]
-        return single_factor_check(
-            parent_cfg, candidate, self.mutable, changed, proposal.factor
-        )
+        parent = self._compose(self.repo.trunk_dir / "conf", with_hydra=True)
+        return single_factor_check(parent, candidate, self.mutable, changed, proposal.factor)
+
+    def _compose(self, conf: Path, with_hydra: bool = False) -> DictConfig:
+        return compose_conf(conf, [experiment_override(self.cfg.experiment)], with_hydra)
 
     def _apply(self, conf: Path, proposal: Intervention) -> list[Path]:
         edits = proposal.edits.items()
@@ -212,6 +224,4 @@ class Planner:
         if commit is None:
             self.repo.remove_worktree(branch)
             return ["the edits change nothing: a duplicate of the parent"]
-        return Planned(
-            version, proposal, dataclasses.asdict(replay), branch, commit, str(worktree)
-        )
+        return Planned(version, proposal, dataclasses.asdict(replay), branch, commit, str(worktree))

@@ -23,7 +23,6 @@ from evojax.rollout.embedded import EmbeddedEngine
 from evojax.training.collect import Sampler, encode_prompt
 from evojax.training.interrupt import InterruptGuard
 
-
 NOT_NUMBERS = ("mode", "resume", "version", "output_root", "live")
 
 

@@ -1,4 +1,4 @@
-"""One step's rollouts: select items -> sample groups -> grade -> reward -> advantages -> filters."""
+"""One step's rollouts: select items -> sample groups -> grade -> reward -> advantages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from evojax.config import EvojaxConf
 from evojax.domains.base import Domain
-from evojax.evidence.types import Completion, Grade, Item, Trajectory
+from evojax.evidence.types import Completion, FinishReason, Grade, Item, Trajectory
 from evojax.grpo.advantages import ADVANTAGES, GroupAdvantages
 from evojax.policy.tokenizer import Tokenizer
 from evojax.rewards.compose import compose
@@ -139,7 +139,7 @@ class Sampler:
         group: int,
     ) -> Group:
         texts = [visible_text(self.tokenizer, item, c) for c in completions]
-        reasons = [c.finish_reason for c in completions]
+        reasons: list[FinishReason] = [c.finish_reason for c in completions]
         graded = self.domain.grade([item] * len(texts), texts, reasons)
         trajectories = []
         for sample, (completion, text, grade) in enumerate(

@@ -37,9 +37,7 @@ class Evaluation:
         return float(np.mean(values)) if values else float("nan")
 
 
-def evaluate(
-    sampler: Sampler, cfg: EvojaxConf, items: Sequence[Item], step: int
-) -> Evaluation:
+def evaluate(sampler: Sampler, cfg: EvojaxConf, items: Sequence[Item], step: int) -> Evaluation:
     """Sample every item ``eval.samples`` times at ``eval.temperature`` and grade.
 
     Args:
@@ -62,6 +60,4 @@ def evaluate(
         total += len(group.trajectories)
         right = sum(t.grade.status == "correct" for t in scored)
         scores[group.item.id] = right / len(scored) if scored else float("nan")
-    return Evaluation(
-        scores, lost / max(total, 1), [t for g in groups for t in g.trajectories]
-    )
+    return Evaluation(scores, lost / max(total, 1), [t for g in groups for t in g.trajectories])

@@ -59,9 +59,7 @@ def by_task(items: Sequence[Item]) -> dict[str, list[Item]]:
 def _task_slots(tasks: Sequence[str], step: int, count: int) -> list[tuple[str, int]]:
     """``count`` (task, running index) pairs of this step, dealt round over the tasks."""
     first = step * count
-    return [
-        (tasks[(first + i) % len(tasks)], (first + i) // len(tasks)) for i in range(count)
-    ]
+    return [(tasks[(first + i) % len(tasks)], (first + i) // len(tasks)) for i in range(count)]
 
 
 @SELECTORS.register("uniform")
@@ -111,9 +109,7 @@ def difficulty(
     return [items[i] for i in picked]
 
 
-def selection_weights(
-    items: Sequence[Item], stats: ItemStats, conf: DataConf
-) -> np.ndarray:
+def selection_weights(items: Sequence[Item], stats: ItemStats, conf: DataConf) -> np.ndarray:
     """Probability of each item under difficulty-aware selection, float64 ``[n]``, sums to 1."""
     rates = stats.task_rates(items)
     p = np.array([stats.rate(item, rates) for item in items])

@@ -7,7 +7,6 @@ checkpoint: weights, optimizer, update counters and the items' success rates.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from evojax.training import checkpoint
 from evojax.training.collect import Sampler, StepRollouts, collect
 from evojax.training.interrupt import InterruptGuard
 from evojax.training.selection import ItemStats
-
 
 _FROM_UPDATE = (
     "lr",
@@ -145,10 +143,6 @@ class VersionTrainer:
             self.guard.check()
         return state["params"], totals
 
-    def discard_checkpoints(self) -> None:
-        """Remove the optimizer's checkpoints once the version's weights are exported."""
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-
     def _restore_or_start(
         self, updater: Updater, arm: Arm, start: Callable[[], Params], stats: ItemStats
     ) -> tuple[dict[str, Any], int, TrainingTotals]:
@@ -203,9 +197,7 @@ class VersionTrainer:
         row["update_s"] = time.perf_counter() - started
         return state, row
 
-    def _row(
-        self, rollouts: StepRollouts, metrics: dict[str, float], step: int
-    ) -> dict[str, Any]:
+    def _row(self, rollouts: StepRollouts, metrics: dict[str, float], step: int) -> dict[str, Any]:
         scored = [t.reward for t in rollouts.trajectories if np.isfinite(t.reward)]
         entropies = np.concatenate([t.completion.entropies for t in rollouts.trajectories])
         advantages = rollouts.advantages
@@ -234,9 +226,7 @@ class VersionTrainer:
         writer.update(row)
         writer.flush(f"{step:06d}")
 
-    def _count(
-        self, totals: TrainingTotals, rollouts: StepRollouts, row: dict[str, Any]
-    ) -> None:
+    def _count(self, totals: TrainingTotals, rollouts: StepRollouts, row: dict[str, Any]) -> None:
         lost = [t for t in rollouts.trajectories if t.grade.status == "unscorable"]
         totals.updates += int(row["live_groups"] > 0 and not row["skipped"])
         totals.no_live_group += int(row["live_groups"] == 0)
