@@ -77,14 +77,13 @@ def test_case_G03_engine_and_trainer_agree_on_logprobs_and_entropy(engine, tempe
 
 def test_completions_depend_on_seed_alone_whatever_shares_the_batch(engine):
     sampling = SamplingParams(1.0, 6, (3,))
-    texts, seeds = family(4) + prompts(9, 20), [11, 12, 13, 14, 15, 2**40 + 3]
+    texts, seeds = family(3) + prompts(9), [11, 12, 13, 2**40 + 3]
     together = engine.generate(texts, sampling, 4, seeds)
     alone = [engine.generate([t], sampling, 4, [s])[0] for t, s in zip(texts, seeds, strict=True)]
     same(together, alone)
     same(together, engine.generate(texts, sampling, 4, seeds), atol=0)
     backwards = engine.generate(texts[::-1], sampling, 4, seeds[::-1])
     same(together, backwards[::-1])
-    same([row[:2] for row in together], engine.generate(texts, sampling, 2, seeds))
 
 
 def test_seeds_and_samples_are_separate_streams(engine):

