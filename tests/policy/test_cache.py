@@ -51,7 +51,7 @@ def test_prefill_in_two_parts_equals_prefill_at_once():
     whole, _ = prefill(LAYERED, tokens=TOKENS, lengths=LENGTHS)
     first = np.where(np.arange(8) < 5, TOKENS[:, :8], 0).astype(np.int32)  # five tokens, padded
     _, past = prefill(LAYERED, tokens=first, lengths=np.full(2, 5, np.int32))
-    past = cache.gather(past, np.array([0, 1]))
+    past = cache.gather(past, jnp.array([0, 1]))
     rest = np.zeros((2, 8), np.int32)
     rest[:, :7] = TOKENS[:, 5:]
     hidden, joined = prefill(LAYERED, tokens=rest, lengths=LENGTHS - 5, past=past)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -152,7 +153,7 @@ def test_transformers_model_gives_the_same_logits(tmp_path, tied):
 
     cfg, params = saved(tmp_path, tied)
     ids = np.random.default_rng(0).integers(0, 32, 40).astype(np.int32)
-    mask = np.tril(np.ones((1, 40, 40), bool))
-    hidden = decoder.hidden_states(params, cfg, ids[None], np.arange(40)[None], mask)
+    mask = jnp.tril(jnp.ones((1, 40, 40), bool))
+    hidden = decoder.hidden_states(params, cfg, jnp.asarray(ids[None]), jnp.arange(40)[None], mask)
     ours = np.asarray(decoder.lm_logits(params, cfg, hidden))[0]
     np.testing.assert_allclose(ours, reference_logits(tmp_path, ids), atol=1e-5)

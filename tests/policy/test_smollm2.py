@@ -9,6 +9,7 @@ from pathlib import Path
 
 import gguf
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -146,8 +147,8 @@ def _ours(directory: Path, ids: np.ndarray) -> np.ndarray:
     @jax.jit
     def run(params, tokens):
         size = tokens.shape[1]
-        mask = np.tril(np.ones((1, size, size), bool))
-        hidden = decoder.hidden_states(params, cfg, tokens, np.arange(size)[None], mask)
+        mask = jnp.tril(jnp.ones((1, size, size), bool))
+        hidden = decoder.hidden_states(params, cfg, tokens, jnp.arange(size)[None], mask)
         return decoder.lm_logits(params, cfg, hidden)[0]
 
     return np.asarray(run(params, ids[None]))

@@ -36,7 +36,7 @@ def reference_ids(directory: str | Path, text: str = TEXT) -> np.ndarray:
 
 def reference_logits(path: str | Path, ids: np.ndarray) -> np.ndarray:
     """Logits float32 ``[n, V]`` by transformers on the CPU; ``path`` a directory or a GGUF file."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
     from transformers import AutoModelForCausalLM
 
     path = Path(path)

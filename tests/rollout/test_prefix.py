@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from evojax.rollout.prefix import plan_prefixes
 
 
-def ids(*parts: range) -> np.ndarray:
+def ids(*parts: Iterable[int]) -> np.ndarray:
     return np.array([i for part in parts for i in part], np.int32)
 
 

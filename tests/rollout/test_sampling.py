@@ -11,7 +11,7 @@ _draw = jax.jit(draw)
 
 
 def keys(rows: int, seed: int = 0) -> jax.Array:
-    return stream_keys(seed_words(seed)[None], np.arange(rows))[0]
+    return stream_keys(jnp.asarray(seed_words(seed)[None]), jnp.arange(rows))[0]
 
 
 @pytest.mark.parametrize("size", [5, 256, 700])
