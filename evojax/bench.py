@@ -14,7 +14,8 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -35,6 +36,11 @@ from evojax.rollout.base import SamplingParams
 from evojax.rollout.embedded import EmbeddedEngine
 
 SCHEMA = 1
+_CACHE_SETTINGS = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_entry_size_bytes",
+    "jax_persistent_cache_min_compile_time_secs",
+)
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -204,28 +210,36 @@ def update_rate(
     return out
 
 
-def compile_seconds(cfg: ModelConfig, params: Params, packed: Packed) -> dict[str, float]:
+def compile_seconds(cfg: ModelConfig, packed: Packed) -> dict[str, float]:
     """Compiling the update: into an empty persistent cache, and again from it (a warm start)."""
     updater = Updater(cfg, AlgorithmConf(), 1.0)
     state = updater.abstract_state()
-    before: str | None = jax.config.values["jax_compilation_cache_dir"]
     out = {}
-    with tempfile.TemporaryDirectory() as directory:
-        _use_cache(directory)
+    with empty_compile_cache():
         for name in ("cold_s", "warm_s"):
             jax.clear_caches()
             began = time.perf_counter()
             update.lower(state, cfg, updater.hyper, packed.rows).compile()
             out[name] = time.perf_counter() - began
-    _use_cache(before)
     note(f"compile, update: {out['cold_s']:.2f} s cold, {out['warm_s']:.2f} s from the cache")
     return out
 
 
-def _use_cache(directory: str | None) -> None:
-    jax.config.update("jax_compilation_cache_dir", directory)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+@contextmanager
+def empty_compile_cache() -> Iterator[None]:
+    """An empty persistent compile cache; afterwards the one that was set before."""
+    before = {name: jax.config.values[name] for name in _CACHE_SETTINGS}
+    with tempfile.TemporaryDirectory() as directory:
+        _configure(dict(zip(_CACHE_SETTINGS, (directory, -1, 0), strict=True)))
+        try:
+            yield
+        finally:
+            _configure(before)
+
+
+def _configure(settings: dict[str, Any]) -> None:
+    for name, value in settings.items():
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
 
 
@@ -250,9 +264,9 @@ def measure(source: str, plan: Plan) -> dict[str, Any]:
     cfg, params = policy.cfg, policy.params
     note(f"{policy.label} loaded; {before['cores']} cores, load {before['load_1m']:.1f}")
     main_job, plain = main_job_batch(cfg, plan), plain_batch(cfg, plan)
+    compiled = compile_seconds(cfg, main_job)
     matmul = matmul_rates(cfg, plan.repeats)
     decode = decode_rates(cfg, params, plan)
-    compiled = compile_seconds(cfg, params, main_job)
     updates = {
         name: update_rate(cfg, params, packed, plan.repeats, name)
         for name, packed in (("main_job", main_job), ("plain", plain))

@@ -37,7 +37,7 @@ def completion(token_ids, logprobs=None) -> Completion:
     return Completion(ids, logp.astype(np.float32), np.zeros(len(ids), np.float32), "stop", "v0")
 
 
-def random_batch(seed, groups=4, samples=4, longest=4, vocab=11, prefix=5):
+def random_batch(seed, groups=4, samples=3, longest=3, vocab=11, prefix=4):
     """Prompts (pairs share a beginning), completions and rewards; group 1 is dead."""
     rng = np.random.default_rng(seed)
     heads = [rng.integers(0, vocab, prefix) for _ in range(max(groups // 2, 1))]

@@ -78,7 +78,7 @@ def test_dead_groups_are_not_packed_but_counted():
 def test_unscorable_members_are_neither_packed_nor_counted():
     prompts, completions, rewards = random_batch(0)
     rewards[0, 1] = np.nan
-    rewards[0, 2:] = [0, 1]
+    rewards[0, 2] = 0
     packed = pack(prompts, completions, advantages_of(rewards), 2)
     assert packed is not None
     owners = {tuple(o[:2]) for o in packed.owner[packed.rows.response_mask].tolist()}
@@ -138,7 +138,7 @@ def test_case_G10_packed_scores_equal_the_sequence_alone(temperature):
         together = [packed_scores[g, s, t] for t in range(len(alone))]
         np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-5)
         seen += len(alone)
-    assert seen == valid.sum() > 20
+    assert seen == valid.sum() > 10
 
 
 @settings(max_examples=5, deadline=None)
