@@ -156,11 +156,12 @@ class Gatherer:
         """The run's verdict in words."""
         gain = self.gain()
         interval = "" if gain.ci95 is None else f" [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}]"
-        what = (
-            f"{self.outcome.promoted} is promoted"
-            if self.outcome.promoted
-            else f"no candidate is promoted; {self.final.version} stands"
-        )
+        if self.outcome.promoted:
+            what = f"{self.outcome.promoted} is promoted"
+        elif self.outcome.plans:
+            what = f"no candidate is promoted; {self.final.version} stands"
+        else:
+            what = f"{self.final.version} is trained by the base recipe"
         return (
             f"{what}. Avg@{self.conf.eval.samples} on held-out items: base "
             f"{self.base.score:.3f}, final {self.final.score:.3f}, paired gain "

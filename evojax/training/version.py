@@ -24,6 +24,7 @@ from evojax.grpo.update import Updater
 from evojax.policy.decoder import ModelConfig, Params
 from evojax.report.live import LiveView
 from evojax.training import checkpoint
+from evojax.training.board import Board
 from evojax.training.collect import Sampler, StepRollouts, collect
 from evojax.training.interrupt import InterruptGuard
 from evojax.training.selection import ItemStats
@@ -96,6 +97,7 @@ class VersionTrainer:
         self.guard = guard
         self.run = run
         self.checkpoints = directory / "checkpoint"
+        self.boards = directory.parent.parent / "tensorboard"
 
     def train(
         self, arm: Arm, start: Callable[[], Params], pool: Sequence[Item], stats: ItemStats
@@ -114,12 +116,29 @@ class VersionTrainer:
         updater = Updater(self.model, self.cfg.algorithm, self.cfg.sampling.temperature)
         writer = EvidenceWriter(self.directory / "evidence", self.run, arm.version)
         state, done, totals = self._restore_or_start(updater, arm, start, stats)
+        with Board(self.boards / arm.version, arm.start_step + done) as board:
+            state = self._steps(updater, writer, board, arm, pool, stats, state, done, totals)
+        return state["params"], totals
+
+    def _steps(
+        self,
+        updater: Updater,
+        writer: EvidenceWriter,
+        board: Board,
+        arm: Arm,
+        pool: Sequence[Item],
+        stats: ItemStats,
+        state: dict[str, Any],
+        done: int,
+        totals: TrainingTotals,
+    ) -> dict[str, Any]:
         while done < arm.steps:
             step = arm.start_step + done
             self.sampler.engine.load_weights(state["params"], f"{arm.version}@{step}")
             rollouts = collect(self.sampler, self.cfg, pool, stats, step)
             state, row = self._update(updater, state, rollouts, step)
             self._record(writer, rollouts, row, step)
+            board.update(row)
             self._count(totals, rollouts, row)
             done += 1
             self.view.step(
@@ -141,7 +160,7 @@ class VersionTrainer:
             if last or done % self.cfg.train.checkpoint_every == 0 or self.guard.requested:
                 self._save(state, arm, done, stats, totals)
             self.guard.check()
-        return state["params"], totals
+        return state
 
     def _restore_or_start(
         self, updater: Updater, arm: Arm, start: Callable[[], Params], stats: ItemStats

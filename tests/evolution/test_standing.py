@@ -1,0 +1,73 @@
+"""Which version a run ends with, given its verdicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evojax.evolution.intervention import Intervention, Predicts
+from evojax.evolution.loop import best_promoted, standing
+from evojax.evolution.rounds import Planned, RoundPlan
+
+
+def verdict(outcome: str, mean: float = 0.0, high: float = 0.1) -> dict[str, Any]:
+    return {"outcome": outcome, "comparison": {"mean": mean, "ci95": [mean - 0.1, high]}}
+
+
+def plan(number: int, *versions: str) -> RoundPlan:
+    proposal = Intervention(
+        rule="r", factor="filter", hypothesis="h", edits={"filter.refill_rounds": 1},
+        predicts=Predicts(metric="m", direction="up", at_least=0.0), success_criterion="s",
+        rollback="b", origin="rule",
+    )  # fmt: skip
+    found = tuple(Planned(v, proposal, {}, "b", "c", "w") for v in versions)
+    return RoundPlan(number, "v001", found, (), ())
+
+
+def test_untrained_run_stands_at_the_base() -> None:
+    assert standing({}, []) == ("v000", None)
+    assert standing({"v001": verdict("promoted")}, []) == ("v001", None)
+
+
+def test_the_best_promoted_candidate_stands() -> None:
+    verdicts = {
+        "v001": verdict("promoted"),
+        "r1-control": verdict("undecided"),
+        "v002": verdict("promoted", 0.1),
+        "v003": verdict("promoted", 0.2),
+    }
+    assert standing(verdicts, [plan(1, "v002", "v003")]) == ("v003", "v003")
+
+
+def test_without_promotion_the_control_stands() -> None:
+    verdicts = {
+        "v001": verdict("promoted"),
+        "r1-control": verdict("undecided"),
+        "v002": verdict("undecided", 0.3),
+    }
+    assert standing(verdicts, [plan(1, "v002")]) == ("r1-control", None)
+
+
+def test_a_control_that_got_worse_is_not_used() -> None:
+    verdicts = {"v001": verdict("promoted"), "r1-control": verdict("rejected", -0.2, high=-0.05)}
+    assert standing(verdicts, [plan(1)]) == ("v001", None)
+
+
+def test_an_unfinished_round_changes_nothing() -> None:
+    verdicts = {"v001": verdict("promoted")}
+    assert standing(verdicts, [plan(1, "v002")]) == ("v001", None)
+
+
+def test_promotion_is_remembered_over_later_rounds() -> None:
+    verdicts = {
+        "v001": verdict("promoted"),
+        "r1-control": verdict("undecided"),
+        "v002": verdict("promoted", 0.1),
+        "r2-control": verdict("undecided"),
+        "v003": verdict("rejected", -0.1, -0.01),
+    }
+    assert standing(verdicts, [plan(1, "v002"), plan(2, "v003")]) == ("r2-control", "v002")
+
+
+def test_failed_and_invalid_candidates_are_never_best() -> None:
+    raw = {"v002": {"outcome": "invalid", "comparison": None}, "v003": verdict("undecided", 0.9)}
+    assert best_promoted(raw) is None

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from tensorboardX.proto.event_pb2 import Event
+
+from evojax.training.board import Board
+
+ROW = {
+    "step": 3, "reward_mean": 0.25, "entropy": 0.9, "grad_norm": float("nan"), "lr": 1e-5,
+    "loss": 0.1, "mismatch_k3": 0.0, "clip_high": 0.0, "clip_low": 0.0, "rollout_s": 1.0,
+    "update_s": 2.0, "dead_groups": 2, "drawn_groups": 8,
+}  # fmt: skip
+
+
+def events(directory: Path) -> list[Event]:
+    """Read the records: length (8 bytes), its checksum (4), the event, its checksum (4)."""
+    found = []
+    for path in sorted(directory.iterdir()):
+        data = path.read_bytes()
+        at = 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 8], "little")
+            found.append(Event.FromString(data[at + 12 : at + 12 + size]))
+            at += 12 + size + 4
+    return found
+
+
+def test_scalars_are_written_and_missing_numbers_left_out(tmp_path: Path) -> None:
+    with Board(tmp_path, 3) as board:
+        board.update(ROW)
+    scalars = {v.tag: (e.step, v.simple_value) for e in events(tmp_path) for v in e.summary.value}
+    assert scalars["train/reward"] == (3, 0.25)
+    assert scalars["train/dead_group_share"] == (3, 0.25)
+    assert "optimizer/grad_norm" not in scalars
