@@ -197,7 +197,7 @@ class VersionTrainer:
             "item_stats": {k: list(v) for k, v in stats.counts.items()},
             "totals": vars(totals),
         }
-        checkpoint.save(self.checkpoints, arm.start_step + done, state, meta, keep=1)
+        checkpoint.save(self.checkpoints, arm.start_step + done, state, meta, keep=2)
 
     def _update(
         self, updater: Updater, state: dict[str, Any], rollouts: StepRollouts, step: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -235,10 +234,10 @@ def test_damaged_checkpoint_falls_back_and_says_so(finished: Path, tmp_path: Pat
     process.kill()
     process.wait()
     run = run_dir_of(tmp_path)
-    for path in (run / "versions" / "v001" / "checkpoint").rglob("*"):
-        if path.is_file() and "manifest" in path.name:
-            os.truncate(path, 3)
+    newest = max((run / "versions" / "v001" / "checkpoint").glob("step_*"))
+    for path in newest.rglob("manifest*"):
+        os.truncate(path, 3)
     process = start(tmp_path, f"resume={run}", "mode=train")
     assert process.wait() == 0, (tmp_path / "log.txt").read_text()[-3000:]
+    assert f"{newest.name} is damaged" in (tmp_path / "log.txt").read_text()
     assert same_rollouts(load(finished / "versions/v001"), load(run / "versions/v001"))
-    shutil.rmtree(run)
