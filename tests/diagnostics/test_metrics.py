@@ -62,6 +62,7 @@ EXPECTED = {
 _CORRECT = 3 / 16 + 2 / 9 + 1 / 4 + 3 / 16
 EXPECTED_PARTS = {
     "accuracy_by_task": {"a": 1 / 2, "b": 1 / 2},
+    "constant_answer_excess": {"a": 1 / 2 - 0, "b": 2 / 4 - 0},  # favourite "w", never right
     "learning_by_task": {"a": 2 / 4 - 3 / 4, "b": 1 / 8 - 0},
     "component_variance_share": {
         "correct": _CORRECT / (_CORRECT + 3 / 16),
