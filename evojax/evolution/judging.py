@@ -27,6 +27,13 @@ def judge(
     return {v.version: v for v in judge_all(_arm(control), arms, rule_of(conf))}
 
 
+def against_parent(parent: VersionResult, control: VersionResult, conf: GateConf) -> Verdict:
+    """How the control compares with its parent: a fact about more training, not a verdict."""
+    verdict = judge(parent, [control], conf)[control.version]
+    words = verdict.words.replace(f"{control.version} is {verdict.outcome}: ", "", 1)
+    return dataclasses.replace(verdict, words=f"{control.version}, recipe unchanged: {words}")
+
+
 def _arm(result: VersionResult) -> Arm:
     return Arm(result.version, result.finite_scores(), result.protocol, result.unscorable)
 

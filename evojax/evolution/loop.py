@@ -22,6 +22,7 @@ from evojax.evolution.examine import examine
 from evojax.evolution.gate import Verdict
 from evojax.evolution.harness import HarnessRepo
 from evojax.evolution.judging import (
+    against_parent,
     judge,
     mechanism,
     mechanism_words,
@@ -293,8 +294,7 @@ class Evolution:
         symptoms: tuple[str, ...],
     ) -> None:
         self.shop.view.phase("judge", f"round {number}")
-        against_parent = judge(parent, [control], self.conf.evolution.gate)[control.version]
-        self._file(control, against_parent, None)
+        self._file(control, against_parent(parent, control, self.conf.evolution.gate), None)
         verdicts = judge(control, results, self.conf.evolution.gate)
         best = best_promoted({r.version: verdict_json(verdicts[r.version], None) for r in results})
         for planned, result in zip(plan.candidates, results, strict=True):

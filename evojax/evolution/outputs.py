@@ -295,4 +295,10 @@ def _finite(scores: dict[str, float | None] | None) -> dict[str, float]:
 
 
 def _backtest_shown(raw: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in raw.items() if v not in (None, "", (), [], {}) and k != "refusals"}
+    """What the replay found, in words and in the numbers that say something."""
+    if not raw["replayable"]:
+        return {"words": raw["words"]}
+    shares = ", ".join(f"{k} {v:.0%}" for k, v in sorted(raw["variance_share"].items()))
+    shown = {**raw, "variance_share": shares}
+    hidden = ("refusals", "replayable")
+    return {k: v for k, v in shown.items() if k not in hidden and v not in (None, "", 0)}

@@ -209,3 +209,7 @@ def _tokenizer(fields: dict[str, Any], cfg: ModelConfig) -> HFTokenizer:
         "model_max_length": cfg.max_position,
     }
     return HFTokenizer(raw, settings, (eos,))
+
+
+if __name__ == "__main__":
+    print(f"model: {smollm2_directory()}")
