@@ -190,3 +190,9 @@ def _overlay(tmp_path: Path, algorithm: str) -> Path:
     text = f"# @package _global_\nexperiment: mine\nalgorithm:\n  {algorithm}\n"
     (folder / "mine.yaml").write_text(text)
     return folder.parent
+
+
+def test_case_G13_a_kl_setting_that_nothing_would_read_is_refused():
+    problems = check_overrides(parse(["++algorithm.kl_coef=0.1", "algorithm.beta=0.1"]), [TREE])
+    assert [p.where for p in problems] == ["algorithm.kl_coef", "algorithm.beta"]
+    assert all(p.what == "unknown key" for p in problems)

@@ -264,9 +264,7 @@ def _replay_refill(
     rounds = int(intervention.edits["filter.refill_rounds"])
     now = cfg.filter.refill_rounds
     left, left_now = dead ** (rounds + 1), dead ** (now + 1)
-    extra = sum(dead**k for k in range(1, rounds + 1)) - sum(
-        dead**k for k in range(1, now + 1)
-    )
+    extra = sum(dead**k for k in range(1, rounds + 1)) - sum(dead**k for k in range(1, now + 1))
     count = len(first)
     words = (
         f"Of {count} groups drawn first {dead:.0%} were dead. With {rounds} refill rounds "

@@ -104,9 +104,7 @@ class Git:
         """Whether ``git args`` exits with 0."""
         return self._once(args, None).returncode == 0
 
-    def _once(
-        self, args: Sequence[str], stdin: str | None
-    ) -> subprocess.CompletedProcess[bytes]:
+    def _once(self, args: Sequence[str], stdin: str | None) -> subprocess.CompletedProcess[bytes]:
         settings = [f"{key}={value}" for key, value in _SETTINGS.items()]
         if self.safe is not None:
             settings.append(f"safe.directory={self.safe}")

@@ -247,9 +247,7 @@ class HarnessRepo:
 
     def changed_paths(self, parent: str, commit: str) -> list[str]:
         """Every path that differs between two commits."""
-        out = self.git.run(
-            "diff", "--name-only", "--no-renames", "-z", _ref(parent), _ref(commit)
-        )
+        out = self.git.run("diff", "--name-only", "--no-renames", "-z", _ref(parent), _ref(commit))
         return [p for p in out.split("\0") if p]
 
     def trailers(self, commit: str) -> dict[str, str]:
@@ -313,9 +311,7 @@ class HarnessRepo:
             ) from error
 
 
-def _seed(
-    path: Path, conf_dir: Path, skills_dir: Path, trailers: Mapping[str, object]
-) -> None:
+def _seed(path: Path, conf_dir: Path, skills_dir: Path, trailers: Mapping[str, object]) -> None:
     if path.exists() and any(path.iterdir()):
         raise InputError.one(
             "the directory is not empty and not a repository", "evolution.repo", str(path),

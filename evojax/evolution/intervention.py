@@ -17,9 +17,7 @@ from evojax.evolution.config_edit import refuse_tricks, same_value
 from evojax.evolution.harness import slug
 
 MAX_REPLY = 64_000
-Factor = Literal[
-    "reward", "filter", "sampling", "data", "environment", "algorithm", "diagnostics"
-]
+Factor = Literal["reward", "filter", "sampling", "data", "environment", "algorithm", "diagnostics"]
 Origin = Literal["rule", "skill", "case", "llm", "random"]
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]

@@ -1,6 +1,6 @@
 """Does the main job raise held-out accuracy, on every seed?
 
-    python -m experiments.main_job.run [--seeds 0 1 2] [--output-root outputs/studies/main_job]
+python -m experiments.main_job.run [--seeds 0 1 2] [--output-root outputs/studies/main_job]
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def wait_for(process: subprocess.Popen[bytes], pattern: str, root: Path) -> None
     raise AssertionError(f"{pattern} did not appear:\n{(root / 'log.txt').read_text()[-3000:]}")
 
 
-def test_killed_and_interrupted_run_ends_with_the_same_numbers(
+def test_case_G14_killed_and_interrupted_run_ends_with_the_same_numbers(
     finished: Path, tmp_path: Path
 ) -> None:
     process = start(tmp_path, "+experiment=math_tiny", f"output_root={tmp_path}", *BUDGET)

@@ -15,7 +15,9 @@ from evojax.training.selection import SELECTORS, ItemStats, selection_weights, u
 
 def pool(per_task: int, tasks: tuple[str, ...] = ("add", "gcd")) -> list[Item]:
     return [
-        Item(f"{t}/{i}", t, f"{i} =", str(i), "train", "line") for t in tasks for i in range(per_task)
+        Item(f"{t}/{i}", t, f"{i} =", str(i), "train", "line")
+        for t in tasks
+        for i in range(per_task)
     ]
 
 

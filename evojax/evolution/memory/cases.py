@@ -86,9 +86,7 @@ class CaseMemory:
     def record(self, by: Literal["rule", "factor", "symptom"], name: str) -> Record:
         """How cases of one rule, one factor or one symptom came out."""
         chosen = [
-            c
-            for c in self.cases
-            if name in (c.symptoms if by == "symptom" else (getattr(c, by),))
+            c for c in self.cases if name in (c.symptoms if by == "symptom" else (getattr(c, by),))
         ]
         won = sum(c.outcome == "promoted" for c in chosen)
         lost = sum(c.outcome in FAILED for c in chosen)

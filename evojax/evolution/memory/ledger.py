@@ -92,9 +92,7 @@ class Ledger:
         found = [dict(zip(names, row, strict=True)) for row in rows]
         return [json.loads(row.pop("data")) | row for row in found]
 
-    def event(
-        self, key: str, kind: str, version: str | None = None, **data: Any
-    ) -> None:
+    def event(self, key: str, kind: str, version: str | None = None, **data: Any) -> None:
         """Append an event; one whose ``key`` is there already is left as it is."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with self._transaction():

@@ -169,9 +169,7 @@ def record_outcome(library: Path, name: str, won: bool, note: str) -> Path | Non
     return path
 
 
-def distil(
-    library: Path, domain: str, intervention: Intervention, note: str, words: str
-) -> Path:
+def distil(library: Path, domain: str, intervention: Intervention, note: str, words: str) -> Path:
     """Keep what a promoted intervention taught: a win of its skill, or a new skill.
 
     A new skill starts in ``domain``; its trigger is that the metrics cited as evidence are at

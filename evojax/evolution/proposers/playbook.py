@@ -64,9 +64,7 @@ def _consider(
     return proposal, TraceLine(skill.name, "proposed", detail, strength * success)
 
 
-def _intervention(
-    skill: Skill, edits: dict[str, Any], values: dict[str, float]
-) -> Intervention:
+def _intervention(skill: Skill, edits: dict[str, Any], values: dict[str, float]) -> Intervention:
     used = dict.fromkeys([*names_in(skill.trigger), *names_in(skill.strength)])
     cited = {name: float(values[name]) for name in used}
     shown = ", ".join(f"{name} {value:.3g}" for name, value in cited.items())
