@@ -64,7 +64,10 @@ def merge_trees(trees: Sequence[Path], target: Path) -> Path:
     Returns:
         ``target``.
     """
-    shutil.rmtree(target, ignore_errors=True)
+    fresh = target.with_name(f".{target.name}-new")  # the target itself may be one of the trees
+    shutil.rmtree(fresh, ignore_errors=True)
     for tree in reversed(trees):
-        shutil.copytree(tree, target, dirs_exist_ok=True)
+        shutil.copytree(tree, fresh, dirs_exist_ok=True)
+    shutil.rmtree(target, ignore_errors=True)
+    fresh.rename(target)
     return target

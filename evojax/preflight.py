@@ -135,7 +135,7 @@ def _names(cfg: DictConfig) -> Iterable[Problem]:
     yield from _name("mode", cfg.mode, MODES)
     yield from _name("policy.source", cfg.policy.source, ("smollm2_135m", "path", "random"))
     yield from _name("rollout.engine", cfg.rollout.engine, ("embedded",))
-    yield from _name("evolution.init_from", cfg.evolution.init_from, ("parent", "base"))
+    yield from _name("evolution.init_from", cfg.evolution.init_from, ("parent",))
     yield from _name("domain.name", cfg.domain.name, DOMAINS)
     yield from _name("data.selection", cfg.data.selection, SELECTORS)
     yield from _name("algorithm.advantage", cfg.algorithm.advantage, ADVANTAGES)
@@ -197,13 +197,17 @@ def _files(cfg: DictConfig) -> Iterable[Problem]:
     if cfg.resume is not None and not (Path(cfg.resume) / ".hydra").is_dir():
         remedy = "give a directory outputs/<experiment>/<run>"
         yield Problem("this is not a run directory", "resume", cfg.resume, remedy)
+    if cfg.evolution.repo != "private" and cfg.mode in ("evolve", "train"):
+        from evojax.evolution.checkout import checkout_problems
+
+        yield from checkout_problems(Path(cfg.evolution.repo))
 
 
 def disk_need(cfg: DictConfig) -> int:
     """Bytes a run writes at least: a training state and the weights of each version, float32.
 
     ``need = 4 N (3 + versions) + 64 MiB`` with N parameters; a training state holds the weights
-    and the two moments of AdamW.
+    and the two moments of AdamW. What a resumed run has written already is not counted again.
     """
     if cfg.policy.source == "path":
         size = sum(f.stat().st_size for f in Path(cfg.policy.path).glob("*.safetensors"))
@@ -214,7 +218,8 @@ def disk_need(cfg: DictConfig) -> int:
     else:
         size = 4 * _SMOLLM2_PARAMS
     versions = 1 + cfg.evolution.rounds * (cfg.evolution.candidates + 1)
-    return size * (3 + versions) + _FREE_DISK
+    there = Path(cfg.resume).glob("versions/*/policy/*.safetensors") if cfg.resume else ()
+    return max(size * (3 + versions) - sum(f.stat().st_size for f in there), 0) + _FREE_DISK
 
 
 def _disk(cfg: DictConfig) -> Iterable[Problem]:

@@ -95,7 +95,12 @@ def saved_overrides(run_dir: Path) -> list[str]:
 
 
 def saved_tree(run_dir: Path) -> Path | None:
-    """The configuration tree from which the run was composed, if it still exists."""
+    """The configuration tree from which the run was composed, if it still exists.
+
+    A run that was composed from several trees keeps the merged one in its directory.
+    """
+    if (run_dir / "conf" / "config.yaml").is_file():
+        return run_dir / "conf"
     file = run_dir / SNAPSHOT / "hydra.yaml"
     sources = OmegaConf.load(file).hydra.runtime.config_sources if file.is_file() else []
     for source in sources:

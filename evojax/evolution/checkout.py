@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from evojax.errors import InputError, Problem
@@ -69,13 +69,20 @@ def _matters(line: str) -> bool:
 
 
 def open_checkout(
-    path: Path, worktrees: Path, experiment: str, run: str, trailers: Mapping[str, object]
+    path: Path,
+    worktrees: Path,
+    experiment: str,
+    run: str,
+    trailers: Mapping[str, object],
+    prepare: Callable[[Path], Path] | None = None,
 ) -> HarnessRepo:
     """The loop's branches ``evo/<experiment>-<run>/*`` of the checkout at ``path``.
 
     Args:
         run: name of the run; keeps two runs on one checkout apart.
         trailers: of the commit that marks the start, e.g. ``{"Version": "v000"}``.
+        prepare: changes one file of the conf/ directory it is given, and returns that file; the
+            change is part of the first commit.
     Raises:
         InputError: the checkout is dirty, detached, foreign-owned, bare or not a repository.
     """
@@ -85,16 +92,24 @@ def open_checkout(
     if problems:
         raise InputError(problems)
     target = worktrees / trunk.replace("/", "-")
-    repo = HarnessRepo(path, worktrees, prefix, trunk, target, safe=_declared_safe(path))
-    started_from = repo.head(repo.git)
-    known = repo.git.ok("show-ref", "--verify", "--quiet", f"refs/heads/{trunk}")
-    repo.worktree(trunk, trunk if known else started_from)
+    safe = _declared_safe(path)
+    started_from = _start(Git(path.resolve(), safe=safe), f"refs/{prefix}/start")
+    repo = HarnessRepo(path, worktrees, prefix, trunk, target, safe=safe, since=started_from)
+    repo.worktree(trunk, started_from)
     if repo.find(str(trailers.get("Version", ""))) is None:
         note = repo.trunk_dir / "verdicts" / "start.md"
         note.parent.mkdir(exist_ok=True)
         note.write_text(f"Evolution run `{slug(run)}` starts from commit {started_from}.\n")
-        repo.commit(repo.trunk_dir, [note], "Start an evolution run", trailers)
+        changed = [] if prepare is None else [prepare(repo.trunk_dir / "conf")]
+        repo.commit(repo.trunk_dir, [note, *changed], "Start an evolution run", trailers)
     return repo
+
+
+def _start(git: Git, ref: str) -> str:
+    """The commit that the run starts from, kept as ``ref``: the user's branch moves on."""
+    if not git.ok("show-ref", "--verify", "--quiet", ref):
+        git.run("update-ref", ref, "HEAD")
+    return git.run("rev-parse", "--verify", ref)
 
 
 def _foreign_owned(path: Path) -> Path | None:

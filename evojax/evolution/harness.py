@@ -56,6 +56,8 @@ class HarnessRepo:
         prefix: what branches begin with, ``evo/<experiment>``.
         trunk: branch that promoted candidates are merged into.
         trunk_dir: checkout of the trunk; ``path`` itself in a private repository.
+        since: commit that the loop started from; it and its ancestors, which may hold versions of
+            earlier runs, are never taken for this run's. None in a private repository.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class HarnessRepo:
         trunk_dir: Path | None = None,
         lock_wait_s: float = 10.0,
         safe: Path | None = None,
+        since: str | None = None,
     ):
         self.path = path.resolve()
         self.worktrees = worktrees.resolve()
@@ -75,6 +78,7 @@ class HarnessRepo:
         self.trunk_dir = (trunk_dir or path).resolve()
         self._lock_wait_s = lock_wait_s
         self._safe = safe
+        self._own = () if since is None else (f"^{_ref(since)}",)
         self.git = self.at(self.path)
         common = self.git.run("rev-parse", "--path-format=absolute", "--git-common-dir")
         self._common = Path(common)
@@ -197,6 +201,8 @@ class HarnessRepo:
         branch = _ref(branch)
         git = self.at(self.trunk_dir)
         with self._locked():
+            if git.ok("rev-parse", "--verify", "--quiet", "MERGE_HEAD"):
+                git.run("merge", "--abort")  # a crash left it half made
             tip = git.run("rev-parse", "--verify", f"refs/heads/{branch}")
             for commit in self._commits(git, "HEAD", "--merges", "--first-parent"):
                 if tip in commit.parents[1:]:
@@ -265,7 +271,7 @@ class HarnessRepo:
     def log(self) -> list[Commit]:
         """Commits of the loop's branches and of the trunk, oldest first."""
         globs = (f"--branches={self.prefix}/*", f"refs/heads/{self.trunk}")
-        return self._commits(self.git, *globs, "--topo-order", "--reverse")
+        return self._commits(self.git, *globs, *self._own, "--topo-order", "--reverse")
 
     def _commits(self, git: Git, *args: str) -> list[Commit]:
         out = git.run("log", "-z", "--format=%H%n%P%n%B", *args)
@@ -277,7 +283,7 @@ class HarnessRepo:
 
     def _find_on(self, git: Git, trailers: Mapping[str, object]) -> str | None:
         version = trailers.get("Version")
-        for commit in self._commits(git, "HEAD") if version else []:
+        for commit in self._commits(git, "HEAD", *self._own) if version else []:
             same_kind = ("Verdict" in commit.trailers) == ("Verdict" in trailers)
             if commit.trailers.get("Version") == version and same_kind:
                 return commit.sha

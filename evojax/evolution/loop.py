@@ -6,8 +6,6 @@ rest. So ``resume`` is nothing but running the same loop again.
 
 from __future__ import annotations
 
-import json
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,7 @@ from evojax.evolution.memory.skills import distil, record_outcome
 from evojax.evolution.rounds import Planned, Planner, RoundPlan, stored_plans
 from evojax.evolution.store import VersionResult, VersionStore
 from evojax.evolution.workshop import Workshop
-from evojax.training.version import write_json
+from evojax.training.version import read_json, write_json
 
 BASE, FIRST = "v000", "v001"
 
@@ -93,14 +91,14 @@ def stored_outcome(run_dir: Path) -> Outcome:
     """Where the run in ``run_dir`` stands, from what it left on disk."""
     store = VersionStore(run_dir)
     verdicts = {
-        name: json.loads((store.path(name) / "verdict.json").read_text())
+        name: read_json(store.path(name) / "verdict.json")
         for name in store.names()
         if (store.path(name) / "verdict.json").exists()
     }
     plans = stored_plans(run_dir)
     final, promoted = standing(verdicts, plans)
     audit = run_dir / "audit.json"
-    scores = json.loads(audit.read_text())["scores"] if audit.exists() else {}
+    scores = read_json(audit)["scores"] if audit.exists() else {}
     return Outcome(final, promoted, verdicts, plans, scores)
 
 
@@ -150,8 +148,6 @@ class Evolution:
 
     def _run(self, plan: ArmPlan) -> VersionResult:
         self.shop.guard.check()
-        began = time.perf_counter()
-        fresh = self.store.result(plan.version) is None
         result = self.runner.run(plan)
         self.ledger.upsert_version(
             plan.version,
@@ -166,14 +162,13 @@ class Evolution:
             config_hash=result.config_hash,
             items=len(result.scores),
         )
-        if fresh:
-            self.ledger.event(
-                f"finished-{plan.version}",
-                "finished",
-                plan.version,
-                status=result.status,
-                seconds=time.perf_counter() - began,
-            )
+        self.ledger.event(
+            f"finished-{plan.version}",
+            "finished",
+            plan.version,
+            status=result.status,
+            seconds=result.seconds,
+        )
         if result.status == "trained":
             self.health(result)
         return result
@@ -393,7 +388,7 @@ class Evolution:
     def _audit(self, versions: list[str]) -> dict[str, dict[str, float | None]]:
         """Score each version once on the audit split; opened only here, and counted."""
         path = self.run_dir / "audit.json"
-        known = json.loads(path.read_text()) if path.exists() else {"opened": 0, "scores": {}}
+        known = read_json(path) if path.exists() else {"opened": 0, "scores": {}}
         for version in dict.fromkeys(versions):
             if version in known["scores"]:
                 continue
@@ -401,6 +396,6 @@ class Evolution:
             found = self.runner.audit(version)
             known["scores"][version] = {k: v if v == v else None for k, v in found.scores.items()}
             known["opened"] += 1
-            write_json(path, known)
             self.ledger.event(f"audit-{version}", "audit", version, score=found.mean)
+            write_json(path, known)
         return {v: known["scores"][v] for v in dict.fromkeys(versions)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import time
@@ -11,13 +10,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 import evojax
 from evojax.config import EvojaxConf
 from evojax.errors import InputError
 from evojax.evolution.workshop import NOT_NUMBERS, config_hash
-from evojax.training.version import write_json
+from evojax.training.version import read_json, write_json
 
+SCHEMA = 1
+_NEEDED = {"config", "evojax", "python", "packages", "policy"}
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "duckdb", "hydra-core")
 
 
@@ -54,7 +56,7 @@ def write_manifest(
     write_json(
         run_dir / "run.json",
         {
-            "schema": 1,
+            "schema": SCHEMA,
             "experiment": cfg.experiment,
             "mode": cfg.mode,
             "seed": cfg.seed,
@@ -66,7 +68,7 @@ def write_manifest(
             "data": data,
             "evojax": evojax.__version__,
             "python": platform.python_version(),
-            "packages": {name: importlib.metadata.version(name) for name in _PACKAGES},
+            "packages": _packages(),
             "device": device(),
         },
     )
@@ -76,7 +78,7 @@ def read_manifest(run_dir: Path) -> dict[str, Any]:
     """run.json of an existing run.
 
     Raises:
-        InputError: the directory is no run, or the file is damaged.
+        InputError: the directory is no run, or the file is damaged or of another schema.
     """
     path = run_dir / "run.json"
     if not path.is_file():
@@ -86,17 +88,44 @@ def read_manifest(run_dir: Path) -> dict[str, Any]:
             str(run_dir),
             "give a directory such as outputs/<experiment>/<run>",
         )
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
+    found = read_json(path)
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA or not found.keys() >= _NEEDED:
         raise InputError.one(
-            f"run.json is damaged ({error})", "resume", str(path), "restore it, or start a new run"
-        ) from error
+            f"not a run.json of schema {SCHEMA}", "resume", str(path), "start a new run"
+        )
+    return found
+
+
+def other_versions(manifest: dict[str, Any]) -> list[str]:
+    """What differs between this installation and the one that began the run, in sentences."""
+    then = {"evojax": manifest["evojax"], "python": manifest["python"], **manifest["packages"]}
+    now = {"evojax": evojax.__version__, "python": platform.python_version(), **_packages()}
+    return [
+        f"The run was begun with {name} {old}; here it is {now[name]}: numbers may differ."
+        for name, old in then.items()
+        if name in now and now[name] != old
+    ]
+
+
+def _packages() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 
 def stored_config(manifest: dict[str, Any], asked: DictConfig) -> DictConfig:
-    """The run's own configuration; only mode, version and display come from the command line."""
-    merged = OmegaConf.merge(OmegaConf.structured(EvojaxConf), manifest["config"])
+    """The run's own configuration; only mode, version and display come from the command line.
+
+    Raises:
+        InputError: this evojax has other keys than the one that began the run.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(EvojaxConf), manifest["config"])
+    except OmegaConfBaseException as error:
+        raise InputError.one(
+            f"run.json holds a configuration that this evojax does not know ({error.msg})",
+            "resume",
+            manifest.get("evojax"),
+            "go on with the evojax that began the run",
+        ) from error
     for key in NOT_NUMBERS:
         OmegaConf.update(merged, key, asked[key])
     return cast(DictConfig, merged)

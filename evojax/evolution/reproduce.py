@@ -43,8 +43,10 @@ def checked_out(conf_dir: Path) -> CheckedOut | None:
         log = git.run("log", "-z", "--first-parent", "--format=%H%n%B")
     except GitError:
         return None
-    run_dir = common.parent.parent
-    if not (run_dir / "run.json").is_file():
+    # A private repository is inside its run; of a user's checkout only the worktrees are.
+    places = (common.parent.parent, top.parent.parent)
+    run_dir = next((p for p in places if (p / "run.json").is_file()), None)
+    if run_dir is None:
         return None
     for record in filter(None, log.split("\0")):
         sha, message = record.split("\n", 1)

@@ -6,7 +6,6 @@ The plan is written to ``rounds/r<n>.json`` once it is complete; a resumed run r
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from evojax.evolution.memory.skills import load_skills
 from evojax.evolution.proposers.base import PROPOSERS, ProposalContext
 from evojax.evolution.store import VersionResult, VersionStore
 from evojax.evolution.workshop import typed
-from evojax.training.version import write_json
+from evojax.training.version import read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class RoundPlan:
 def stored_plans(run_dir: Path) -> list[RoundPlan]:
     """Plans of the rounds that a run has begun, in order."""
     paths = sorted((run_dir / "rounds").glob("r*.json"), key=lambda p: int(p.stem[1:]))
-    return [RoundPlan.from_json(json.loads(path.read_text())) for path in paths]
+    return [RoundPlan.from_json(read_json(path)) for path in paths]
 
 
 class Planner:
@@ -117,7 +116,7 @@ class Planner:
         """
         path = self.run_dir / "rounds" / f"r{number}.json"
         if path.exists():
-            return RoundPlan.from_json(json.loads(path.read_text()))
+            return RoundPlan.from_json(read_json(path))
         trunk = self.repo.trunk_dir
         parent_cfg = self._compose(trunk / "conf")
         context = ProposalContext(

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evojax.errors import InputError
-from evojax.training.version import write_json
+from evojax.training.version import read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -95,16 +94,28 @@ class VersionStore:
         return self.root / version
 
     def result(self, version: str) -> VersionResult | None:
-        """The finished result, or None while there is none."""
+        """The finished result, or None while there is none.
+
+        Raises:
+            InputError: the file is damaged, or another evojax wrote it.
+        """
         path = self.path(version) / "result.json"
         if not path.exists():
             return None
-        raw = json.loads(path.read_text())
-        if raw["protocol"] is not None:
-            raw["protocol"] = EvalProtocol(**raw["protocol"])
-        if raw["ci95"] is not None:
-            raw["ci95"] = (raw["ci95"][0], raw["ci95"][1])
-        return VersionResult(**raw)
+        raw = read_json(path)
+        try:
+            if raw["protocol"] is not None:
+                raw["protocol"] = EvalProtocol(**raw["protocol"])
+            if raw["ci95"] is not None:
+                raw["ci95"] = (raw["ci95"][0], raw["ci95"][1])
+            return VersionResult(**raw)
+        except (KeyError, IndexError, TypeError) as error:
+            raise InputError.one(
+                f"not the result of a version as this evojax writes it ({error})",
+                "resume",
+                str(path),
+                "read the run with the evojax that made it",
+            ) from error
 
     def require(self, version: str) -> VersionResult:
         """The finished result of ``version``.

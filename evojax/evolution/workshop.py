@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from evojax.config import EvojaxConf
 from evojax.domains.base import Domain, load_domain
-from evojax.errors import InputError
+from evojax.errors import InputError, UnavailableError
 from evojax.evidence.types import Item, Split
 from evojax.policy.compile_cache import enable_compile_cache
 from evojax.policy.decoder import Params
@@ -79,8 +79,21 @@ class Workshop:
         return load_hf(version_dir / "policy")[1]
 
     def export(self, version_dir: Path, params: Params) -> None:
-        """Write weights and tokenizer as a Hugging Face directory that ``transformers`` loads."""
-        save_hf(version_dir / "policy", self.model, params, self.tokenizer)
+        """Write weights and tokenizer as a Hugging Face directory that ``transformers`` loads.
+
+        Raises:
+            UnavailableError: the disk refused.
+        """
+        from safetensors import SafetensorError
+
+        directory = version_dir / "policy"
+        try:
+            save_hf(directory, self.model, params, self.tokenizer)
+        except (OSError, SafetensorError) as error:
+            raise UnavailableError(
+                f"the weights could not be written to {directory}: {error}. Remedy: free disk "
+                "space there, then resume the run"
+            ) from error
 
     def close(self) -> None:
         """Stop grader processes."""

@@ -44,18 +44,16 @@ def _run_loop(job: Job, guard: InterruptGuard, rounds: int) -> int:
     total = conf.train.steps + rounds * arms * conf.train.candidate_steps
     began = time.perf_counter()
     with LiveView(conf.live, total) as view:
-        for note in notes(job.cfg):
+        for note in (*notes(job.cfg), *job.remarks):
             view.note(f"note: {note}")
         view.phase("set up", BASE)
-        with (
-            Workshop(conf, job.run_dir.name, view, guard) as shop,
-            Ledger(job.run_dir / "ledger.sqlite") as ledger,
-        ):
-            repo = job.repo()
+        with Workshop(conf, job.run_dir.name, view, guard) as shop:
+            repo = job.repo()  # may still refuse: nothing has been written before it
             job.begin(shop.label, shop.domain.describe())
-            earlier = sum(e["seconds"] for e in ledger.events() if e["kind"] == "session")
-            with job.session(ledger):
-                outcome = Evolution(job.run_dir, job.cfg, conf, shop, repo, ledger).run()
+            with Ledger(job.run_dir / "ledger.sqlite") as ledger:
+                earlier = sum(e["seconds"] for e in ledger.events() if e["kind"] == "session")
+                with job.session(ledger):
+                    outcome = Evolution(job.run_dir, job.cfg, conf, shop, repo, ledger).run()
             wall = earlier + time.perf_counter() - began
             words = device_words(shop.label)
     gathered = Gatherer(job.run_dir, conf, repo, outcome, words, wall)

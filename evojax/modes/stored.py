@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from evojax.errors import EXIT_OK, InputError
+from pydantic import ValidationError
+
+from evojax.errors import EXIT_OK, InputError, Problem
 from evojax.evidence.reader import load as load_evidence
 from evojax.evolution.arms import ArmRunner
 from evojax.evolution.backtest import backtest as replay
@@ -30,6 +32,10 @@ def evaluate(job: Job, guard: InterruptGuard) -> int:
     job.refuse_edits()
     version = job.conf.version or stored_outcome(job.run_dir).final
     stored = store.require(version)
+    if stored.score is None:
+        raise InputError.one(
+            f"has no score to repeat: {stored.error}", "version", version, "name another version"
+        )
     with (
         LiveView(job.conf.live, 0) as view,
         Workshop(job.conf, job.run_dir.name, view, guard) as shop,
@@ -37,7 +43,8 @@ def evaluate(job: Job, guard: InterruptGuard) -> int:
         found = ArmRunner(shop, store).score_stored(version, "eval")
     gate = job.conf.evolution.gate
     mean, (low, high) = bootstrap_mean(found.scores, gate.resamples, gate.seed)
-    same = found.scores == stored.finite_scores()
+    again = {k: v if v == v else None for k, v in found.scores.items()}
+    same = again == stored.scores
     print(f"{version}: Avg@{job.conf.eval.samples} {mean:.4f} [{low:.4f}, {high:.4f}]")
     print(f"Stored score {stored.score:.4f}; item scores {'identical' if same else 'differ'}")
     return EXIT_OK
@@ -102,18 +109,26 @@ def _from_command_line(job: Job) -> Intervention:
         raise InputError.one(
             "a backtest replays one factor", "command line", factors, "change keys of one factor"
         )
-    return Intervention.model_validate(
-        {
-            "rule": "command-line",
-            "factor": factors[0],
-            "hypothesis": "The change revives dead groups.",
-            "edits": edits,
-            "predicts": Predicts(metric="dead_group_share", direction="down", at_least=0.0),
-            "success_criterion": "More live groups for the same rollouts.",
-            "rollback": "Leave the recipe as it is.",
-            "origin": "case",
-        }
-    )
+    try:
+        return Intervention.model_validate(
+            {
+                "rule": "command-line",
+                "factor": factors[0],
+                "hypothesis": "The change revives dead groups.",
+                "edits": edits,
+                "predicts": Predicts(metric="dead_group_share", direction="down", at_least=0.0),
+                "success_criterion": "More live groups for the same rollouts.",
+                "rollback": "Leave the recipe as it is.",
+                "origin": "case",
+            }
+        )
+    except ValidationError as error:
+        raise InputError(
+            [
+                Problem(e["msg"], "command line", sorted(edits), "change fewer keys at once")
+                for e in error.errors()
+            ]
+        ) from error
 
 
 def report(job: Job, guard: InterruptGuard) -> int:

@@ -260,3 +260,17 @@ def write_json(path: Path, value: Any) -> None:
     temporary = path.with_suffix(path.suffix + ".tmp")
     temporary.write_text(json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")
     temporary.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """What `write_json` wrote.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError.one(
+            f"the file is damaged ({error})", "resume", str(path), "restore it from a copy"
+        ) from error

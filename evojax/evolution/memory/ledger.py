@@ -102,6 +102,15 @@ class Ledger:
                 (key, now, kind, version, json.dumps(_finite_only(data), sort_keys=True)),
             )
 
+    def session(self, key: str, seconds: float) -> None:
+        """Put down how long a session has lasted so far, in place of what was said before."""
+        self.event(key, "session", seconds=seconds)
+        with self._transaction():
+            self._db.execute(
+                "UPDATE events SET data = ? WHERE key = ?",
+                (json.dumps({"seconds": seconds}), key),
+            )
+
     def events(self) -> list[dict[str, Any]]:
         """Every event, in the order of their first arrival."""
         rows = self._read("SELECT key, at, kind, version, data FROM events ORDER BY number")
