@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pyarrow.compute as pc
+
 from evojax.config import EvojaxConf
 from evojax.diagnostics.health import HealthReport, diagnose
 from evojax.diagnostics.metrics import load_metrics
 from evojax.diagnostics.sql import SqlLimits
+from evojax.evidence.reader import Evidence
 from evojax.evidence.reader import load as load_evidence
 from evojax.evolution.store import VersionStore
 
@@ -23,11 +26,22 @@ def examine(
     """
     metrics = load_metrics(conf_dir / "metrics", cfg.domain.name, cfg.diagnostics.metrics)
     limits = SqlLimits(cfg.diagnostics.timeout_s, cfg.diagnostics.memory_mb)
-    before = None if parent is None else load_evidence(store.path(parent))
-    report = diagnose(load_evidence(store.path(version)), before, metrics, limits)
+    before = None if parent is None else _seen(load_evidence(store.path(parent)))
+    report = diagnose(_seen(load_evidence(store.path(version))), before, metrics, limits)
     directory = store.path(version)
     for name, text in (("health.md", report.to_markdown()), ("health.json", report.to_json())):
         temporary = directory / f".{name}.tmp"
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, directory / name)
     return report
+
+
+def _seen(evidence: Evidence) -> Evidence:
+    """Without the audit split: a metric must say the same before that is opened and after."""
+    unseen = pc.field("split") == "audit"
+    return Evidence(
+        {
+            n: t.filter(~unseen) if "split" in t.column_names else t
+            for n, t in evidence.tables.items()
+        }
+    )

@@ -183,14 +183,20 @@ class HarnessRepo:
     def record_verdict(
         self, worktree: Path, version: str, text: str, trailers: Mapping[str, object]
     ) -> str:
-        """Commit ``verdicts/<version>.md`` on the candidate's branch; ``trailers`` has Verdict."""
+        """Commit ``verdicts/<version>.md`` on the candidate's branch; ``trailers`` has Verdict.
+
+        One that is committed stands: said again, in other words perhaps, it changes nothing.
+        """
+        git = self.at(worktree)
+        label = {"Version": version, **trailers}
+        if (known := self._find_on(git, label)) is not None:
+            return known
         path = worktree / "verdicts" / f"{slug(version, 12)}.md"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
-        label = {"Version": version, **trailers}
         title = f"Verdict on {version}: {label.get('Verdict', 'none')}"
         made = self.commit(worktree, [path], title, label)
-        return made or self.head(self.at(worktree))
+        return made or self.head(git)
 
     def merge(self, branch: str, message: str, trailers: Mapping[str, object]) -> str:
         """Merge ``branch`` into the trunk by a merge commit that carries the verdict.

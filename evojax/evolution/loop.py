@@ -223,6 +223,8 @@ class Evolution:
 
     def _note_commit(self, worktree: Path, version: str, parent: str, hypothesis: str) -> str:
         """A commit that marks a version whose recipe is its parent's, unchanged."""
+        if known := self.repo.find(version):
+            return known
         note = worktree / "versions" / f"{version}.md"
         note.parent.mkdir(exist_ok=True)
         note.write_text(f"# {version}\n\nParent: {parent}. {hypothesis}\n", encoding="utf-8")
@@ -239,7 +241,7 @@ class Evolution:
                 "Backtest": "none",
             },
         )
-        return made or self.repo.find(version) or self.repo.head(self.repo.at(worktree))
+        return made or self.repo.head(self.repo.at(worktree))
 
     def _round(self, number: int, parent: VersionResult, first: int) -> RoundPlan:
         health = self.health(parent)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from evojax.errors import InputError
+from evojax.evidence.reader import Evidence
 from evojax.evolution.checkout import open_checkout
+from evojax.evolution.examine import _seen
 from evojax.evolution.git import Git
 from evojax.evolution.harness import HarnessRepo
 from evojax.evolution.memory.ledger import Ledger
@@ -99,6 +102,25 @@ def test_a_session_is_one_event_with_its_latest_seconds(tmp_path: Path) -> None:
         ledger.session("session-1", 9.0)
         ledger.session("session-2", 1.0)
         assert [e["seconds"] for e in ledger.events() if e["kind"] == "session"] == [9.0, 1.0]
+
+
+def test_a_verdict_in_other_words_leaves_the_committed_one(repo: HarnessRepo) -> None:
+    first = repo.record_verdict(repo.trunk_dir, "v001", "better", {"Verdict": "promoted"})
+    again = repo.record_verdict(repo.trunk_dir, "v001", "improved", {"Verdict": "is promoted"})
+    assert again == first == repo.head()
+    assert (repo.trunk_dir / "verdicts" / "v001.md").read_text() == "better\n"
+    assert repo.git.run("status", "--porcelain") == ""
+
+
+def test_metrics_do_not_see_the_audit_split() -> None:
+    tables = {
+        "rollouts": pa.table({"split": ["train", "audit", "eval"]}),
+        "turns": pa.table({"split": ["audit"]}),
+        "updates": pa.table({"step": [1]}),
+    }
+    seen = _seen(Evidence(tables)).tables
+    assert seen["rollouts"]["split"].to_pylist() == ["train", "eval"]
+    assert (seen["turns"].num_rows, seen["updates"].num_rows) == (0, 1)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"protocol": null, "ci95": null, "colour": 1}'])
