@@ -65,7 +65,7 @@ RANGES: dict[str, Range] = {
     "domain.split_seed": _FROM_0,
     "domain.grader_timeout_s": _POSITIVE,
     "data.target_rate": Range(0, 1),
-    "data.sharpness": _FROM_0,
+    "data.sharpness": Range(0, 100),  # far beyond, the weights of most items underflow to 0
     "sampling.temperature": _POSITIVE,
     "sampling.group_size": Range(2),  # one sample has nothing to be compared with
     "sampling.max_new_tokens": _FROM_1,
@@ -217,7 +217,8 @@ def disk_need(cfg: DictConfig) -> int:
         size = 4 * (arch.vocab_size * arch.hidden_size + arch.num_layers * layer)
     else:
         size = 4 * _SMOLLM2_PARAMS
-    versions = 1 + cfg.evolution.rounds * (cfg.evolution.candidates + 1)
+    rounds = 0 if cfg.mode == "train" else cfg.evolution.rounds
+    versions = 1 + rounds * (cfg.evolution.candidates + 1)
     there = Path(cfg.resume).glob("versions/*/policy/*.safetensors") if cfg.resume else ()
     return max(size * (3 + versions) - sum(f.stat().st_size for f in there), 0) + _FREE_DISK
 

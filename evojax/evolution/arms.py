@@ -137,6 +137,12 @@ class ArmRunner:
         if plan.role == "base":
             return self.shop.base_params(), TrainingTotals()
         cfg = typed(plan.cfg)
+        room = self.shop.model.max_position - self.shop.longest_prompt
+        if cfg.sampling.max_new_tokens > room:  # a candidate may raise it
+            raise TrainingFailed(
+                f"{plan.version} samples up to {cfg.sampling.max_new_tokens} tokens, but the "
+                f"longest prompt leaves {room} of the context"
+            )
         self.shop.view.phase("train", plan.version)
         directory = self.store.path(plan.version)
         trainer = VersionTrainer(

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from evojax.errors import UnavailableError
 
@@ -109,21 +111,29 @@ class Git:
         if self.safe is not None:
             settings.append(f"safe.directory={self.safe}")
         command = ["git", *(part for s in settings for part in ("-c", s)), *args]
+        # A file, not a pipe: if this process is killed, git still gets the whole message or is not
+        # started at all.
         try:
-            # A session of its own: an interrupt of the run does not cut a commit in half.
-            return subprocess.run(
-                command,
-                cwd=self.cwd,
-                env=environment(os.environ),
-                input=(stdin or "").encode("utf-8", "backslashreplace"),
-                capture_output=True,
-                start_new_session=True,
-                check=False,
-            )
+            with tempfile.TemporaryFile() as text:
+                text.write((stdin or "").encode("utf-8", "backslashreplace"))
+                text.seek(0)
+                return self._call(command, text)
         except FileNotFoundError as error:
             raise GitError(
                 f"cannot run git in {self.cwd}: {error}. Install git (apt install git)"
             ) from error
+
+    def _call(self, command: list[str], stdin: IO[bytes]) -> subprocess.CompletedProcess[bytes]:
+        # A session of its own: an interrupt of the run does not cut a commit in half.
+        return subprocess.run(
+            command,
+            cwd=self.cwd,
+            env=environment(os.environ),
+            stdin=stdin,
+            capture_output=True,
+            start_new_session=True,
+            check=False,
+        )
 
 
 def _age(lock: Path) -> float | None:

@@ -78,7 +78,25 @@ class RoundPlan:
 def stored_plans(run_dir: Path) -> list[RoundPlan]:
     """Plans of the rounds that a run has begun, in order."""
     paths = sorted((run_dir / "rounds").glob("r*.json"), key=lambda p: int(p.stem[1:]))
-    return [RoundPlan.from_json(read_json(path)) for path in paths]
+    return [read_plan(path) for path in paths]
+
+
+def read_plan(path: Path) -> RoundPlan:
+    """A stored plan.
+
+    Raises:
+        InputError: the file is damaged, or another evojax wrote it.
+    """
+    raw = read_json(path)
+    try:
+        return RoundPlan.from_json(raw)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError.one(
+            f"not a round's plan as this evojax writes it ({type(error).__name__}: {error})",
+            "resume",
+            str(path),
+            "read the run with the evojax that made it",
+        ) from error
 
 
 class Planner:
@@ -116,7 +134,7 @@ class Planner:
         """
         path = self.run_dir / "rounds" / f"r{number}.json"
         if path.exists():
-            return RoundPlan.from_json(read_json(path))
+            return read_plan(path)
         trunk = self.repo.trunk_dir
         parent_cfg = self._compose(trunk / "conf")
         context = ProposalContext(

@@ -103,12 +103,13 @@ class Workshop:
         room = self.model.max_position - max(
             self.cfg.sampling.max_new_tokens, self.cfg.eval.max_new_tokens
         )
-        long = [
-            (item.id, len(ids))
+        lengths = {
+            item.id: len(encode_prompt(self.tokenizer, item))
             for pool in self.pools.values()
             for item in pool
-            if len(ids := encode_prompt(self.tokenizer, item)) > room
-        ]
+        }
+        self.longest_prompt = max(lengths.values(), default=0)
+        long = [(name, length) for name, length in lengths.items() if length > room]
         if long:
             raise InputError.one(
                 f"{len(long)} prompts are longer than the {room} tokens that the context of "

@@ -32,6 +32,13 @@ def train(job: Job, guard: InterruptGuard) -> int:
     """Train one version: the base recipe, or that of the harness checkout in ``--config-dir``."""
     found = checked_out(job.conf_dir)
     if found is None or found.version == BASE:
+        if job.resumed and (job.run_dir / "rounds").exists():
+            raise InputError.one(
+                "this run is past its first training, and its summary would lose the rounds",
+                "mode",
+                "train",
+                "go on with mode=evolve, or train one version again by --config-dir",
+            )
         return _run_loop(job, guard, rounds=0)
     return _train_again(job, guard, found)
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from omegaconf import OmegaConf
 
+from evojax.config import EvojaxConf
 from evojax.errors import InputError
 from evojax.evidence.reader import Evidence
+from evojax.evolution.arms import ArmPlan, ArmRunner
 from evojax.evolution.checkout import open_checkout
 from evojax.evolution.examine import _seen
 from evojax.evolution.git import Git
 from evojax.evolution.harness import HarnessRepo
 from evojax.evolution.memory.ledger import Ledger
 from evojax.evolution.reproduce import checked_out
+from evojax.evolution.rounds import read_plan
 from evojax.evolution.store import VersionResult, VersionStore
+from evojax.training.version import write_json
 
 
 def tree(top: Path) -> Path:
@@ -134,3 +141,25 @@ def test_a_result_of_another_form_is_an_input_error(tmp_path: Path, text: str) -
     with pytest.raises(InputError) as caught:
         store.result("v001")
     assert "result.json" in str(caught.value)
+
+
+def test_a_candidate_beyond_the_context_fails_and_the_round_goes_on(tmp_path: Path) -> None:
+    cfg = OmegaConf.structured(EvojaxConf(experiment="x"))
+    cfg.sampling.max_new_tokens = 60
+    shop: Any = SimpleNamespace(
+        model=SimpleNamespace(max_position=64),
+        longest_prompt=10,
+        view=SimpleNamespace(note=lambda text: None),
+    )
+    plan = ArmPlan("v002", "v001", "candidate", 1, "b", "c", cfg, 12, 6)
+    result = ArmRunner(shop, VersionStore(tmp_path)).run(plan)
+    assert (result.status, result.score) == ("failed", None)
+    assert "leaves 54 of the context" in result.error
+    assert VersionStore(tmp_path).result("v002") == result
+
+
+def test_a_plan_of_another_form_is_an_input_error(tmp_path: Path) -> None:
+    path = tmp_path / "r1.json"
+    write_json(path, {"number": 1})
+    with pytest.raises(InputError, match=r"r1\.json"):
+        read_plan(path)

@@ -16,8 +16,10 @@ from evojax.evolution.git import Git
 from evojax.evolution.manifest import other_versions, read_manifest
 from evojax.evolution.memory.ledger import Ledger
 from evojax.modes import job as module
+from evojax.modes.evolve import train
 from evojax.modes.job import Job
 from evojax.preflight import preflight
+from evojax.training.interrupt import InterruptGuard
 from evojax.training.version import write_json
 
 BEGUN = ["+experiment=math_tiny", "seed=3"]
@@ -98,6 +100,14 @@ def test_a_run_of_another_installation_is_told_or_refused(tmp_path: Path) -> Non
         job(run, composed())
 
 
+def test_training_only_is_refused_on_a_run_that_has_evolved(tmp_path: Path) -> None:
+    run = directory(tmp_path)
+    job(run, composed()).begin("tiny", {})
+    (run / "rounds").mkdir()
+    with pytest.raises(InputError, match="past its first training"):
+        train(job(run, composed("mode=train"), "mode=train"), InterruptGuard())
+
+
 def test_a_session_that_is_killed_has_put_its_seconds_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +147,7 @@ def test_a_merged_tree_is_kept_and_found_again(tmp_path: Path) -> None:
     assert rundir.saved_tree(run) is None
     paths.merge_trees([overlay.parent, paths.conf_dir()], run / "conf")
     kept = rundir.saved_tree(run)
-    assert kept == run / "conf"
+    assert kept is not None and kept == run / "conf"
     again = paths.merge_trees([overlay.parent, kept], run / "conf")
     assert (again / "experiment" / "mine.yaml").is_file() and (again / "config.yaml").is_file()
     assert not (run / ".conf-new").exists()
