@@ -169,7 +169,6 @@ class EvolutionConf:
     rounds: int = 1
     candidates: int = 2
     proposer: str = "playbook"
-    init_from: str = "parent"
     repo: str = "private"  # private = inside the run directory; or the path of a git checkout
     boundary: BoundaryConf = field(default_factory=BoundaryConf)
     gate: GateConf = field(default_factory=GateConf)

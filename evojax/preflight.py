@@ -135,7 +135,6 @@ def _names(cfg: DictConfig) -> Iterable[Problem]:
     yield from _name("mode", cfg.mode, MODES)
     yield from _name("policy.source", cfg.policy.source, ("smollm2_135m", "path", "random"))
     yield from _name("rollout.engine", cfg.rollout.engine, ("embedded",))
-    yield from _name("evolution.init_from", cfg.evolution.init_from, ("parent",))
     yield from _name("domain.name", cfg.domain.name, DOMAINS)
     yield from _name("data.selection", cfg.data.selection, SELECTORS)
     yield from _name("algorithm.advantage", cfg.algorithm.advantage, ADVANTAGES)

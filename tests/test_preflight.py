@@ -70,7 +70,6 @@ def test_a_sound_configuration_has_no_problem(tmp_path: Path):
         ("reward__components", {"correct": math.nan}),
         ("algorithm__advantage", "grppo"),
         ("evolution__proposer", "oracle"),
-        ("evolution__init_from", "mars"),
         ("domain__chat", True),
         ("policy__path", "/tmp"),
         ("resume", "/"),

@@ -167,7 +167,7 @@ class ArmRunner:
         return params, totals
 
     def _score(self, plan: ArmPlan, params: Params, result: VersionResult) -> None:
-        cfg = typed(plan.cfg)
+        cfg = self.shop.cfg  # the run's: how versions are scored is frozen for the loop
         self.shop.view.phase("evaluate", plan.version)
         tag = f"{plan.version}@{result.end_step}"
         self.shop.sampler.engine.load_weights(params, tag)
@@ -190,6 +190,7 @@ class ArmRunner:
             "eval",
             cfg.eval.samples,
             cfg.eval.temperature,
+            cfg.eval.max_new_tokens,
             cfg.eval.seed,
             items_hash([item.id for item in items]),
         )

@@ -24,6 +24,7 @@ class EvalProtocol:
     split: str
     samples: int
     temperature: float
+    max_new_tokens: int
     seed: int
     items_sha256: str
 

@@ -13,7 +13,7 @@ RESULT = VersionResult(
     version="v002", parent="v001", role="candidate", round=1, branch="evo/x/v002", commit="abc",
     status="trained", config_hash="f" * 64, start_step=24, steps=12,
     scores={"a": 0.5, "b": float("nan")}, score=0.5, ci95=(0.25, 0.75),
-    protocol=EvalProtocol("eval", 8, 1.0, 42, "00"),
+    protocol=EvalProtocol("eval", 8, 1.0, 6, 42, "00"),
 )  # fmt: skip
 
 
