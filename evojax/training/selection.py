@@ -70,7 +70,7 @@ def uniform(
     seed: int,
     stats: ItemStats,
     conf: DataConf,
-    refill_round: int = 0,
+    refill_round: int,
 ) -> list[Item]:
     """Tasks in turn; within a task every item once per pass, in a seeded order.
 
@@ -97,7 +97,7 @@ def difficulty(
     seed: int,
     stats: ItemStats,
     conf: DataConf,
-    refill_round: int = 0,
+    refill_round: int,
 ) -> list[Item]:
     """Draw items whose success rate is near ``target_rate`` more often, without replacement.
 

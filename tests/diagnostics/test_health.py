@@ -103,7 +103,7 @@ def test_procedure_orders_the_report_and_must_be_complete(evidence):
     ]
     text = diagnose(evidence, None, metrics).to_markdown()
     assert text.index("## Result") < text.index("## Learning signal")
-    signal_first = ("signal", *(d for d in PROCEDURE if d != "signal"))
+    signal_first = sorted(PROCEDURE, key=lambda d: d != "signal")
     text = diagnose(evidence, None, metrics, procedure=signal_first).to_markdown()
     assert text.index("## Learning signal") < text.index("## Result")
     with pytest.raises(ValueError, match="order of"):

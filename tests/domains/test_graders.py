@@ -12,7 +12,10 @@ import pytest
 from evojax.domains.math.graders import BoxedGrader, LineGrader
 from evojax.domains.math.verify_client import MAX_CHARS, Verifier
 from evojax.errors import UnavailableError
-from evojax.evidence.types import Grade, Item
+from evojax.evidence.types import FinishReason, Grade, Item
+
+STOP: list[FinishReason] = ["stop"]
+LENGTH: list[FinishReason] = ["length"]
 
 TOWER = r"\boxed{9^{9^{9^{9}}}}"
 
@@ -30,7 +33,7 @@ def boxed():
 
 def judged(grader: BoxedGrader, gold: str, *texts: str) -> list[str]:
     items = [item(gold)] * len(texts)
-    return [g.status for g in grader.grade(items, texts, ["stop"] * len(texts))]
+    return [g.status for g in grader.grade(items, texts, STOP * len(texts))]
 
 
 def stub(tmp_path: Path, body: str) -> tuple[str, ...]:
@@ -170,11 +173,11 @@ def test_case_M08_boxes_of_every_kind(boxed: BoxedGrader) -> None:
 def test_case_M14_a_batch_keeps_its_order(boxed: BoxedGrader) -> None:
     texts = [r"\boxed{1}", "I don't know", r"\boxed{3}", "", r"\boxed{6}"]
     items = [item(str(i + 1)) for i in range(5)]
-    grades = boxed.grade(items, texts, ["stop"] * 5)
+    grades = boxed.grade(items, texts, STOP * 5)
     assert [g.status for g in grades] == ["correct", "wrong", "correct", "wrong", "wrong"]
     assert [g.extracted for g in grades] == ["1", "", "3", "", "6"]
     with pytest.raises(ValueError):
-        boxed.grade(items, texts[:4], ["stop"] * 5)
+        boxed.grade(items, texts[:4], STOP * 5)
 
 
 def test_huge_input_never_reaches_the_worker() -> None:
@@ -209,6 +212,6 @@ def test_hostile_answers_cannot_forge_a_reply(boxed: BoxedGrader) -> None:
 
 
 def test_a_truncated_completion_with_a_closed_box_is_graded(boxed: BoxedGrader) -> None:
-    grades = boxed.grade([item("3")] * 2, [r"\boxed{3} and then", "so"], ["length"] * 2)
+    grades = boxed.grade([item("3")] * 2, [r"\boxed{3} and then", "so"], LENGTH * 2)
     assert [g.status for g in grades] == ["correct", "wrong"]
     assert grades[1].detail == "truncated"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -11,6 +12,7 @@ from evojax.config import DomainConf
 from evojax.domains.base import load_domain
 from evojax.domains.math.jsonl import MAX_LINE_BYTES, SHOWN_PROBLEMS
 from evojax.errors import InputError
+from evojax.evidence.types import Split
 
 
 def row(question: str, answer: object = "4", **more: object) -> dict:
@@ -35,7 +37,7 @@ def faults(conf: DomainConf) -> list[str]:
 def test_items_are_split_by_their_prompt_and_keep_their_tag(tmp_path) -> None:
     rows = [row(f"{i} + 1?", i + 1, tag=f"t{i % 2}") for i in range(6)]
     domain = load_domain(write(tmp_path, *rows))
-    splits = {s: domain.items(s) for s in ("train", "eval", "audit")}
+    splits = {s: domain.items(s) for s in get_args(Split)}
     assert {s: len(v) for s, v in splits.items()} == {"train": 4, "eval": 1, "audit": 1}
     shuffled = load_domain(write(tmp_path, *rows[::-1]))
     assert {s: shuffled.items(s) for s in splits} == splits

@@ -9,7 +9,9 @@ import pytest
 
 from evojax.config import DomainConf
 from evojax.domains.base import load_domain
-from evojax.evidence.types import Item
+from evojax.evidence.types import FinishReason, Item
+
+STOP: list[FinishReason] = ["stop"]
 
 CONF = DomainConf(tasks=["parity", "times"], train_items=20, eval_items=5, audit_items=5)
 
@@ -20,13 +22,13 @@ def test_case_M14_grades_of_mixed_graders_stay_in_order() -> None:
     boxed = Item("b", "t", "?", "7", "train", "boxed", stop=())
     items = [boxed, line, boxed, line, boxed]
     texts = [r"\boxed{7}", "I don't know\n", r"\boxed{8}", "", r"\boxed{\frac{14}{2}}"]
-    grades = domain.grade(items, texts, ["stop"] * 5)
+    grades = domain.grade(items, texts, STOP * 5)
     assert [g.status for g in grades] == ["correct", "wrong", "wrong", "wrong", "correct"]
     assert [g.extracted for g in grades] == ["7", "I don't know", "8", "", r"\frac{14}{2}"]
     assert domain.describe()["graders"]["boxed"]["asked"] == 3
     assert domain.grade([], [], []) == []
     with pytest.raises(ValueError, match="5 items, 4 texts"):
-        domain.grade(items, texts[:4], ["stop"] * 5)
+        domain.grade(items, texts[:4], STOP * 5)
     domain.close()
     domain.close()
 
@@ -34,7 +36,7 @@ def test_case_M14_grades_of_mixed_graders_stay_in_order() -> None:
 def test_generated_items_need_no_worker_process() -> None:
     domain = load_domain(CONF)
     items = domain.items("eval")
-    grades = domain.grade(items, [f" {i.answer}\n" for i in items], ["stop"] * len(items))
+    grades = domain.grade(items, [f" {i.answer}\n" for i in items], STOP * len(items))
     assert {g.status for g in grades} == {"correct"}
     assert list(domain.describe()["graders"]) == ["line"]
 

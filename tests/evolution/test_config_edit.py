@@ -55,9 +55,7 @@ SCALARS = (
 VALUES = SCALARS | st.lists(SCALARS | st.lists(SCALARS, max_size=3), min_size=8, max_size=20)
 
 
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(value=VALUES)
 @example(value="\\\\${a}\\")
 @example(value="${${")
@@ -111,8 +109,10 @@ def test_case_H05_the_deciding_file_is_edited(conf_dir: Path) -> None:
 
 def test_case_H05_self_first_means_the_group_decides(conf_dir: Path) -> None:
     config = conf_dir / "config.yaml"
-    text = config.read_text().replace("  - _self_\n", "").replace(
-        "  - evojax_schema\n", "  - evojax_schema\n  - _self_\n"
+    text = (
+        config.read_text()
+        .replace("  - _self_\n", "")
+        .replace("  - evojax_schema\n", "  - evojax_schema\n  - _self_\n")
     )
     config.write_text(text + "algorithm:\n  epochs: 3\n")
     assert compose_conf(conf_dir, ["+experiment=math"]).algorithm.epochs == 1

@@ -97,9 +97,7 @@ def test_every_call_again_after_a_crash_changes_nothing(repo: HarnessRepo, tmp_p
     merged = repo.merge(branch, "Promote", {"Version": "v002", "Verdict": "promoted"})
     before = sh(repo.path, "for-each-ref")
     conf, skills = tmp_path / "src" / "conf", tmp_path / "src" / "skills_library"
-    again = HarnessRepo.create(
-        repo.path, conf, skills, repo.worktrees, "math", {"Version": "v000"}
-    )
+    again = HarnessRepo.create(repo.path, conf, skills, repo.worktrees, "math", {"Version": "v000"})
     branch2, tree2, sha2 = candidate(again, "v002", "lr: 2.0e-5\n")
     again.record_verdict(tree2, "v002", "x", {"Verdict": "promoted"})
     assert (branch2, tree2, sha2) == (branch, tree, sha)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
-
-from tensorboardX.proto.event_pb2 import Event
+from typing import Any
 
 from evojax.training.board import Board
 
+event_pb2: Any = importlib.import_module("tensorboardX.proto.event_pb2")
 ROW = {
     "step": 3, "reward_mean": 0.25, "entropy": 0.9, "grad_norm": float("nan"), "lr": 1e-5,
     "loss": 0.1, "mismatch_k3": 0.0, "clip_high": 0.0, "clip_low": 0.0, "rollout_s": 1.0,
@@ -13,7 +14,7 @@ ROW = {
 }  # fmt: skip
 
 
-def events(directory: Path) -> list[Event]:
+def events(directory: Path) -> list[Any]:
     """Read the records: length (8 bytes), its checksum (4), the event, its checksum (4)."""
     found = []
     for path in sorted(directory.iterdir()):
@@ -21,7 +22,7 @@ def events(directory: Path) -> list[Event]:
         at = 0
         while at < len(data):
             size = int.from_bytes(data[at : at + 8], "little")
-            found.append(Event.FromString(data[at + 12 : at + 12 + size]))
+            found.append(event_pb2.Event.FromString(data[at + 12 : at + 12 + size]))
             at += 12 + size + 4
     return found
 

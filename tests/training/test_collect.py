@@ -33,9 +33,13 @@ class Scripted:
         self.calls: list[tuple[list[str], SamplingParams, int, list[int]]] = []
 
     def generate(
-        self, prompts: Sequence[np.ndarray], sampling: SamplingParams, n: int, seeds: Sequence[int]
+        self,
+        token_prompts: Sequence[np.ndarray],
+        sampling: SamplingParams,
+        n: int,
+        seeds: Sequence[int],
     ) -> list[list[Completion]]:
-        texts = [TOKENIZER.decode(p) for p in prompts]
+        texts = [TOKENIZER.decode(p) for p in token_prompts]
         self.calls.append((texts, sampling, n, list(seeds)))
         return [self.answers.get(t, self.default)[:n] for t in texts]
 

@@ -22,7 +22,7 @@ def pool(per_task: int, tasks: tuple[str, ...] = ("add", "gcd")) -> list[Item]:
 
 
 def draw(items: list[Item], step: int, count: int, seed: int = 0) -> list[str]:
-    return [x.id for x in uniform(items, step, count, seed, ItemStats(), DataConf())]
+    return [x.id for x in uniform(items, step, count, seed, ItemStats(), DataConf(), 0)]
 
 
 def test_tasks_take_turns() -> None:
@@ -49,8 +49,8 @@ def test_selection_has_no_hidden_state() -> None:
 
 def test_refill_draws_from_its_own_stream() -> None:
     items = pool(50)
-    main = uniform(items, 3, 8, 0, ItemStats(), DataConf())
-    extra = uniform(items, 3, 8, 0, ItemStats(), DataConf(), refill_round=1)
+    main = uniform(items, 3, 8, 0, ItemStats(), DataConf(), 0)
+    extra = uniform(items, 3, 8, 0, ItemStats(), DataConf(), 1)
     assert [x.id for x in main] != [x.id for x in extra]
 
 
