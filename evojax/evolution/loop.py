@@ -43,7 +43,7 @@ class Outcome:
     """Where a run stands after its last round.
 
     Args:
-        final: the version to use: a promoted candidate, else the control of the last round.
+        final: the version to use, see ``standing``.
         promoted: the last promoted candidate, None when there was none.
         verdicts: version -> verdict as plain data. plans: one per round.
         audit: version -> scores on the audit split, for the base and the final version.
@@ -64,17 +64,27 @@ def best_promoted(verdicts: dict[str, dict[str, Any]]) -> str | None:
     return max(sorted(promoted), key=promoted.__getitem__, default=None)
 
 
+def control_of(plan: RoundPlan, plans: list[RoundPlan]) -> str:
+    """The control of a round: that of the first round with the same parent.
+
+    The same recipe from the same weights on the same items and seeds gives the same version, so
+    it is trained once.
+    """
+    first = min(p.number for p in [*plans, plan] if p.parent == plan.parent)
+    return f"r{first}-control"
+
+
 def standing(verdicts: dict[str, dict[str, Any]], plans: list[RoundPlan]) -> tuple[str, str | None]:
     """(version to use, last promoted candidate) after the rounds that are judged.
 
-    A promoted candidate stands. Without one the round's control does, for it is the parent's
-    recipe trained on by the same budget; but the parent does if the control is significantly
-    worse than it.
+    Whatever replaces a version has to be significantly better: a promoted candidate, or without
+    one the round's control, the parent's recipe trained on by the same budget. Else the parent
+    stands.
     """
     final = FIRST if FIRST in verdicts else BASE
     promoted: str | None = None
     for plan in plans:
-        control = f"r{plan.number}-control"
+        control = control_of(plan, plans)
         if control not in verdicts:
             break
         mine = {c.version: verdicts[c.version] for c in plan.candidates if c.version in verdicts}
@@ -82,7 +92,7 @@ def standing(verdicts: dict[str, dict[str, Any]], plans: list[RoundPlan]) -> tup
         compared = verdicts[control]["comparison"]
         if best is not None:
             final = promoted = best
-        elif compared is None or compared["ci95"][1] >= 0:
+        elif compared is not None and compared["ci95"][0] > 0:
             final = control
     return final, promoted
 
@@ -141,7 +151,7 @@ class Evolution:
         plans: list[RoundPlan] = []
         for number in range(1, self.conf.evolution.rounds + 1):
             first = 2 + sum(len(plan.candidates) for plan in plans)
-            plans.append(self._round(number, current, first))
+            plans.append(self._round(number, current, first, plans))
             current = self.store.require(standing(self.verdicts, plans)[0])
         final, promoted = standing(self.verdicts, plans)
         return Outcome(final, promoted, self.verdicts, plans, self._audit([BASE, final]))
@@ -243,7 +253,9 @@ class Evolution:
         )
         return made or self.repo.head(self.repo.at(worktree))
 
-    def _round(self, number: int, parent: VersionResult, first: int) -> RoundPlan:
+    def _round(
+        self, number: int, parent: VersionResult, first: int, earlier: list[RoundPlan]
+    ) -> RoundPlan:
         health = self.health(parent)
         for alert in health.alerts:
             self.shop.view.note(f"{parent.version}: {alert.in_words()}")
@@ -255,17 +267,16 @@ class Evolution:
         for planned in plan.candidates:
             self.shop.view.note(f"{planned.version}: {planned.proposal.hypothesis}")
             self.shop.view.note(f"{planned.version} backtest: {planned.backtest['words']}")
-        control = self._run(self._control_plan(number, parent))
+        control = self._run(self._control_plan(control_of(plan, earlier), number, parent))
         results = [self._run(self._candidate_plan(number, parent, c)) for c in plan.candidates]
         symptoms = tuple(sorted({alert.metric for alert in health.alerts}))
         self._judge_round(number, plan, parent, control, results, symptoms)
         return plan
 
-    def _control_plan(self, number: int, parent: VersionResult) -> ArmPlan:
-        version = f"r{number}-control"
+    def _control_plan(self, version: str, number: int, parent: VersionResult) -> ArmPlan:
         branch = self.repo.branch_name(version, "unchanged")
         worktree = self.repo.worktree(branch, self.repo.head())
-        hypothesis = f"Control of round {number}: the recipe of {parent.version}, unchanged."
+        hypothesis = f"Control: the recipe of {parent.version}, unchanged, trained on."
         commit = self._note_commit(worktree, version, parent.version, hypothesis)
         return ArmPlan(
             version, parent.version, "control", number, branch, commit,

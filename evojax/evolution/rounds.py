@@ -183,6 +183,10 @@ class Planner:
         version: str,
     ) -> Planned | list[str]:
         """Check, backtest and commit one proposal; the reasons when it is refused."""
+        tried = [c for c in self.cases.cases if c.edit_hash == proposal.edit_hash]
+        same = [c for c in tried if c.parent == parent.version]
+        if same:
+            return [f"tried from {parent.version} as {same[0].version}: {same[0].outcome}"]
         problems = self._rehearse(proposal)
         if problems:
             return [str(p) for p in problems]

@@ -198,6 +198,19 @@ def test_checked_out_version_trains_to_the_same_rollouts(finished: Path, tmp_pat
     assert found["score"] == found["source_score"]
 
 
+def test_two_rounds_never_try_the_same_edit_twice_from_one_parent(tmp_path: Path) -> None:
+    more = ["evolution.rounds=2", "evolution.candidates=1"]
+    assert main(["+experiment=math_tiny", f"output_root={tmp_path}", *BUDGET, *more]) == 0
+    run = run_dir_of(tmp_path)
+    plans = [json.loads((run / "rounds" / f"r{n}.json").read_text()) for n in (1, 2)]
+    tried = [(p["parent"], str(c["proposal"]["edits"])) for p in plans for c in p["candidates"]]
+    assert len(tried) == 2 and len(set(tried)) == 2
+    names = {v["version"] for v in summary_of(run)["versions"]}
+    same_parent = plans[0]["parent"] == plans[1]["parent"]
+    assert ("r2-control" in names) is not same_parent
+    assert {"v002", "v003", "r1-control"} <= names
+
+
 def test_stored_modes(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([f"resume={finished}", "mode=evaluate", "version=v001"]) == 0
     assert "item scores identical" in capfd.readouterr().out

@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from evojax.evolution.intervention import Intervention, Predicts
-from evojax.evolution.loop import best_promoted, standing
+from evojax.evolution.loop import best_promoted, control_of, standing
 from evojax.evolution.rounds import Planned, RoundPlan
 
 
-def verdict(outcome: str, mean: float = 0.0, high: float = 0.1) -> dict[str, Any]:
-    return {"outcome": outcome, "comparison": {"mean": mean, "ci95": [mean - 0.1, high]}}
+def verdict(outcome: str, mean: float = 0.0, half: float = 0.1) -> dict[str, Any]:
+    return {"outcome": outcome, "comparison": {"mean": mean, "ci95": [mean - half, mean + half]}}
 
 
-def plan(number: int, *versions: str) -> RoundPlan:
+def plan(number: int, *versions: str, parent: str = "v001") -> RoundPlan:
     proposal = Intervention(
         rule="r", factor="filter", hypothesis="h", edits={"filter.refill_rounds": 1},
         predicts=Predicts(metric="m", direction="up", at_least=0.0), success_criterion="s",
         rollback="b", origin="rule",
     )  # fmt: skip
     found = tuple(Planned(v, proposal, {}, "b", "c", "w") for v in versions)
-    return RoundPlan(number, "v001", found, (), ())
+    return RoundPlan(number, parent, found, (), ())
 
 
 def test_untrained_run_stands_at_the_base() -> None:
@@ -38,18 +38,25 @@ def test_the_best_promoted_candidate_stands() -> None:
     assert standing(verdicts, [plan(1, "v002", "v003")]) == ("v003", "v003")
 
 
-def test_without_promotion_the_control_stands() -> None:
+def test_without_promotion_the_parent_stands() -> None:
     verdicts = {
         "v001": verdict("promoted"),
-        "r1-control": verdict("undecided"),
-        "v002": verdict("undecided", 0.3),
+        "r1-control": verdict("undecided", 0.05),
+        "v002": verdict("undecided", 0.09),
     }
-    assert standing(verdicts, [plan(1, "v002")]) == ("r1-control", None)
+    assert standing(verdicts, [plan(1, "v002")]) == ("v001", None)
+    verdicts["r1-control"] = verdict("rejected", -0.2)
+    assert standing(verdicts, [plan(1, "v002")]) == ("v001", None)
 
 
-def test_a_control_that_got_worse_is_not_used() -> None:
-    verdicts = {"v001": verdict("promoted"), "r1-control": verdict("rejected", -0.2, high=-0.05)}
-    assert standing(verdicts, [plan(1)]) == ("v001", None)
+def test_a_control_that_is_clearly_better_replaces_the_parent() -> None:
+    verdicts = {"v001": verdict("promoted"), "r1-control": verdict("promoted", 0.2)}
+    assert standing(verdicts, [plan(1)]) == ("r1-control", None)
+
+
+def test_rounds_with_the_same_parent_share_a_control() -> None:
+    plans = [plan(1), plan(2), plan(3, parent="v004")]
+    assert [control_of(p, plans) for p in plans] == ["r1-control", "r1-control", "r3-control"]
 
 
 def test_an_unfinished_round_changes_nothing() -> None:
@@ -63,9 +70,12 @@ def test_promotion_is_remembered_over_later_rounds() -> None:
         "r1-control": verdict("undecided"),
         "v002": verdict("promoted", 0.1),
         "r2-control": verdict("undecided"),
-        "v003": verdict("rejected", -0.1, -0.01),
+        "v003": verdict("rejected", -0.1, 0.05),
     }
-    assert standing(verdicts, [plan(1, "v002"), plan(2, "v003")]) == ("r2-control", "v002")
+    assert standing(verdicts, [plan(1, "v002"), plan(2, "v003", parent="v002")]) == (
+        "v002",
+        "v002",
+    )
 
 
 def test_failed_and_invalid_candidates_are_never_best() -> None:
