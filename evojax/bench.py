@@ -36,6 +36,7 @@ from evojax.rollout.base import SamplingParams
 from evojax.rollout.embedded import EmbeddedEngine
 
 SCHEMA = 1
+BUDGET_S = 20.0
 _CACHE_SETTINGS = (
     "jax_compilation_cache_dir",
     "jax_persistent_cache_min_entry_size_bytes",
@@ -81,17 +82,19 @@ def note(text: str) -> None:
 def timed(run: Callable[[], Any], repeats: int) -> dict[str, Any]:
     """Seconds of ``run`` as {n, median, iqr}; the first call (compilation) is left out.
 
+    Something slow is repeated less often: no further run begins after ``BUDGET_S`` seconds.
+
     >>> timed(lambda: None, 3)["n"]
     3
     """
     run()
-    seconds = []
-    for _ in range(repeats):
+    seconds: list[float] = []
+    while len(seconds) < repeats and (not seconds or sum(seconds) < BUDGET_S):
         began = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - began)
     low, middle, high = np.percentile(seconds, [25, 50, 75])
-    return {"n": repeats, "median_s": float(middle), "iqr_s": float(high - low)}
+    return {"n": len(seconds), "median_s": float(middle), "iqr_s": float(high - low)}
 
 
 def matmul_rates(cfg: ModelConfig, repeats: int) -> list[dict[str, Any]]:
