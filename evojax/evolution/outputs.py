@@ -150,6 +150,7 @@ class Gatherer:
             "base": {"score": start, "ci95": start_interval},
             "delta": _delta_json(Delta(BASE, found.mean, found.ci95, found.p)),
             "items": found.items,
+            "opened": json.loads((self.run_dir / "audit.json").read_text())["opened"],
         }
 
     def headline(self) -> str:

@@ -87,8 +87,8 @@ def print_result(gathered: Gatherer) -> None:
     if audit is not None:
         low, high = audit["ci95"]
         print(
-            f"Audit split (opened once, at the end): base {audit['base']['score']:.3f}, "
-            f"final {audit['score']:.3f} [{low:.3f}, {high:.3f}]"
+            f"Audit split ({audit['opened']} versions scored on it, at the end): "
+            f"base {audit['base']['score']:.3f}, final {audit['score']:.3f} [{low:.3f}, {high:.3f}]"
         )
     print(f"Report:  {summary['report']}")
     print(f"Harness: {summary['harness']}")
