@@ -14,7 +14,7 @@ from evojax.config import EvojaxConf
 from evojax.evidence.reader import load as load_evidence
 from evojax.evolution.gate import bootstrap_mean, paired_bootstrap
 from evojax.evolution.harness import HarnessRepo
-from evojax.evolution.loop import BASE, Outcome
+from evojax.evolution.standing import BASE, Outcome
 from evojax.evolution.store import VersionResult, VersionStore
 from evojax.report.data import (
     CurvePoint,

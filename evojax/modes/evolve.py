@@ -8,11 +8,12 @@ from pathlib import Path
 from evojax.errors import EXIT_OK, InputError
 from evojax.evidence.reader import load as load_evidence
 from evojax.evolution.arms import ArmPlan, ArmRunner
-from evojax.evolution.loop import BASE, FIRST, Evolution
+from evojax.evolution.loop import Evolution
 from evojax.evolution.manifest import device_words, read_manifest
 from evojax.evolution.memory.ledger import Ledger
 from evojax.evolution.outputs import Gatherer
 from evojax.evolution.reproduce import CheckedOut, checked_out, same_rollouts
+from evojax.evolution.standing import BASE, FIRST
 from evojax.evolution.store import VersionStore
 from evojax.evolution.workshop import Workshop
 from evojax.modes.job import Job

@@ -25,7 +25,6 @@ from evojax.evolution.config_edit import (
     experiment_override,
 )
 from evojax.evolution.harness import HarnessRepo
-from evojax.evolution.loop import BASE
 from evojax.evolution.manifest import (
     changed,
     other_versions,
@@ -34,6 +33,7 @@ from evojax.evolution.manifest import (
     write_manifest,
 )
 from evojax.evolution.memory.ledger import Ledger
+from evojax.evolution.standing import BASE
 from evojax.evolution.store import VersionStore
 from evojax.evolution.workshop import typed
 from evojax.overrides import parse

@@ -14,11 +14,11 @@ from evojax.evolution.boundary import edit_problems, factor_of
 from evojax.evolution.examine import examine
 from evojax.evolution.gate import bootstrap_mean
 from evojax.evolution.intervention import Intervention, Predicts
-from evojax.evolution.loop import BASE, stored_outcome
 from evojax.evolution.manifest import device_words, read_manifest
 from evojax.evolution.memory.ledger import Ledger
 from evojax.evolution.outputs import Gatherer
 from evojax.evolution.rounds import stored_plans
+from evojax.evolution.standing import BASE, stored_outcome
 from evojax.evolution.workshop import Workshop
 from evojax.modes.evolve import finish
 from evojax.modes.job import Job

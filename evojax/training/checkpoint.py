@@ -134,23 +134,6 @@ def restore(directory: Path | str, abstract_state: Any, step: int | None = None)
     )
 
 
-def save_params(directory: Path | str, params: Any, meta: dict[str, Any]) -> Path:
-    """Write the weights of a finished version, without optimizer state; see ``save``."""
-    return save(directory, 0, {"params": params}, meta, keep=1)
-
-
-def restore_params(directory: Path | str, abstract_params: Any) -> tuple[Any, dict[str, Any]]:
-    """Weights and meta written by ``save_params``.
-
-    Raises:
-        UnavailableError: they are missing or damaged.
-    """
-    found = restore(directory, {"params": abstract_params}, step=0)
-    if found is None:
-        raise UnavailableError(f"no weights in {directory}")
-    return found.state["params"], found.meta
-
-
 def _handler() -> ocp.Checkpointer:
     # Float weights barely compress; doing without saves a third of the time.
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from evojax.evolution.intervention import Intervention, Predicts
-from evojax.evolution.loop import best_promoted, control_of, standing
 from evojax.evolution.rounds import Planned, RoundPlan
+from evojax.evolution.standing import best_promoted, control_of, standing
 
 
 def verdict(outcome: str, mean: float = 0.0, half: float = 0.1) -> dict[str, Any]:

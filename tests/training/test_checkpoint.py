@@ -140,16 +140,6 @@ def test_case_K04_really_full_disk(tmp_path):
         subprocess.run(["umount", str(mount)], check=True)
 
 
-def test_params_alone(tmp_path):
-    params = state_of(4)["params"]
-    checkpoint.save_params(tmp_path, params, {"version": "v001"})
-    found, meta = checkpoint.restore_params(tmp_path, abstract()["params"])
-    jax.tree.map(np.testing.assert_array_equal, found, params)
-    assert meta == {"version": "v001"}
-    with pytest.raises(UnavailableError):
-        checkpoint.restore_params(tmp_path / "none", abstract()["params"])
-
-
 def test_shapes_that_do_not_fit_are_an_error(tmp_path):
     save(tmp_path, 1)
     wrong = {**abstract(), "extra": jax.ShapeDtypeStruct((3,), jnp.float32)}
