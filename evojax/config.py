@@ -55,7 +55,7 @@ class DomainConf:
     path: str | None = None  # JSONL file instead of generators
     chat: bool = False  # JSONL only: render messages with the chat template
     train_items: int = 200  # per task, at most
-    eval_items: int = 24  # per task
+    eval_items: int = 28  # per task
     audit_items: int = 24  # per task
     split_seed: int = 7
     grader_timeout_s: float = 5.0
@@ -115,8 +115,8 @@ class AlgorithmConf:
 class TrainConf:
     """Budget of one version. Frozen for the loop: arms must be comparable."""
 
-    steps: int = 24  # updates of v001
-    candidate_steps: int = 12  # updates of every arm of a later round
+    steps: int = 26  # updates of v001
+    candidate_steps: int = 16  # updates of every arm of a later round
     prompts_per_step: int = 8
     micro_batch_groups: int = 2  # prompt groups per micro-batch
     checkpoint_every: int = 8

@@ -89,7 +89,7 @@ def test_experiment_file_names_itself_and_the_command_line_wins(name: str):
 
 
 def test_case_H05_the_experiment_beats_the_group_file():
-    assert composed("+experiment=math_tiny").algorithm.lr == 1e-2
+    assert composed("+experiment=math_tiny").algorithm.lr == 3e-3
     assert composed("+experiment=math_tiny", "algorithm.lr=0.5").algorithm.lr == 0.5
 
 

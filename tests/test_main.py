@@ -257,7 +257,7 @@ def test_a_search_path_adds_files_below_the_shipped_ones(calls, start: Path):
     path = f"hydra.searchpath=[file://{start}/more]"
     assert cli.main([path, "+experiment=extra", "policy=random_tiny"]) == 0
     assert tiny(path) == 0
-    assert [call.cfg.algorithm.lr for call in calls] == [0.5, 0.01]
+    assert [call.cfg.algorithm.lr for call in calls] == [0.5, 0.003]
     text = (calls[1].tree / "experiment" / "math_tiny.yaml").read_text()
     assert text == (conf_dir() / "experiment" / "math_tiny.yaml").read_text()
 
@@ -367,6 +367,8 @@ def test_a_signal_ends_with_130(start: Path, signum: int):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # a shell in the background lets its children ignore Ctrl-C
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.readline().strip() == "begun"
