@@ -20,6 +20,7 @@ R = {"a1": 3 / 4, "a2": 1 / 2, "a3": 1.0, "b1": 2 / 11, "b2": 0.0}  # success ra
 EXPECTED = {
     "accuracy": (1 / 2 + 0 + 1) / 3,
     "pass_at_k": 2 / 3,
+    "majority_accuracy": (0 + 0 + 1) / 3,  # a tie goes to the larger text: "w" over "c"
     "unscorable_share": 4 / 37,
     "train_accuracy": 11 / 27,
     "reward_trend": 10 * (3 / 12 - 3 / 8) / 2,
