@@ -360,15 +360,16 @@ def test_joblib_launcher_runs_jobs_in_workers_and_returns_the_worst_code(start: 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_with_130(start: Path, signum: int):
+    # A shell in the background lets its children ignore Ctrl-C, so the handler is put back first.
+    code = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "runpy.run_module('evojax.main', run_name='__main__', alter_sys=True)"
     process = subprocess.Popen(
-        [sys.executable, "-m", "evojax.main", "+experiment=math_tiny", "seed=99"],
+        [sys.executable, "-c", code, "+experiment=math_tiny", "seed=99"],
         cwd=start,
         env=_recorded(start),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # a shell in the background lets its children ignore Ctrl-C
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stdout is not None and process.stderr is not None
     assert process.stdout.readline().strip() == "begun"
