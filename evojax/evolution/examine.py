@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -14,6 +13,7 @@ from evojax.diagnostics.sql import SqlLimits
 from evojax.evidence.reader import Evidence
 from evojax.evidence.reader import load as load_evidence
 from evojax.evolution.store import VersionStore
+from evojax.evolution.yaml_files import replace_text
 
 
 def examine(
@@ -30,9 +30,7 @@ def examine(
     report = diagnose(_seen(load_evidence(store.path(version))), before, metrics, limits)
     directory = store.path(version)
     for name, text in (("health.md", report.to_markdown()), ("health.json", report.to_json())):
-        temporary = directory / f".{name}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, directory / name)
+        replace_text(directory / name, text)
     return report
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import shlex
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from evojax.config import EvojaxConf
+from evojax.evidence.reader import Evidence
 from evojax.evidence.reader import load as load_evidence
 from evojax.evolution.gate import bootstrap_mean, paired_bootstrap
 from evojax.evolution.harness import HarnessRepo
@@ -56,6 +58,7 @@ class Gatherer:
         self.base = self.store.require(BASE)
         self.final = self.store.require(outcome.final)
         self.gate = conf.evolution.gate
+        self._loaded: dict[str, Evidence] = {}
 
     def _order(self) -> list[str]:
         names = self.store.names()
@@ -63,7 +66,7 @@ class Gatherer:
 
     def summary(self) -> dict[str, Any]:
         """The content of summary.json (schema 1)."""
-        gain = self.gain()
+        gain = self.gain
         return {
             "schema": 1,
             "experiment": self.conf.experiment,
@@ -78,7 +81,7 @@ class Gatherer:
                 "score": self.final.score,
                 "ci95": self.final.ci95,
                 "delta": _delta_json(gain),
-                "audit": self._audit(),
+                "audit": self.audit,
             },
             "training_seeds": 1,
             "headline": self.headline(),
@@ -126,6 +129,7 @@ class Gatherer:
         low, high = found["ci95"]
         return Delta(verdict["vs"], found["mean"], (low, high), found["p"], verdict["p_holm"])
 
+    @cached_property
     def gain(self) -> Delta:
         """Final against base over the evaluation items, paired."""
         found = paired_bootstrap(
@@ -136,7 +140,8 @@ class Gatherer:
         )
         return Delta(BASE, found.mean, found.ci95, found.p)
 
-    def _audit(self) -> dict[str, Any] | None:
+    @cached_property
+    def audit(self) -> dict[str, Any] | None:
         final = _finite(self.outcome.audit.get(self.final.version))
         base = _finite(self.outcome.audit.get(BASE))
         if not final or not base:
@@ -155,7 +160,7 @@ class Gatherer:
 
     def headline(self) -> str:
         """The run's verdict in words."""
-        gain = self.gain()
+        gain = self.gain
         interval = "" if gain.ci95 is None else f" [{gain.ci95[0]:+.3f}, {gain.ci95[1]:+.3f}]"
         if self.outcome.promoted:
             what = f"{self.outcome.promoted} is promoted"
@@ -180,7 +185,7 @@ class Gatherer:
 
     def report(self, notes: tuple[str, ...]) -> ReportData:
         """What report.html shows."""
-        audit = self._audit()
+        audit = self.audit
         return ReportData(
             experiment=self.conf.experiment,
             run=self.run_dir.name,
@@ -191,7 +196,7 @@ class Gatherer:
             base=_score(self.base),
             final=_score(self.final),
             audit=None if audit is None else Score(audit["score"], audit["ci95"]),
-            gain=self.gain(),
+            gain=self.gain,
             promoted=self.outcome.promoted,
             versions=tuple(self._card(r) for r in self.results),
             series={
@@ -232,8 +237,13 @@ class Gatherer:
             ),
         )
 
+    def _evidence(self, version: str) -> Evidence:
+        if version not in self._loaded:
+            self._loaded[version] = load_evidence(self.store.path(version))
+        return self._loaded[version]
+
     def _curve(self, result: VersionResult) -> tuple[CurvePoint, ...]:
-        rows = load_evidence(self.store.path(result.version)).updates().to_pylist()
+        rows = self._evidence(result.version).updates().to_pylist()
         return tuple(
             CurvePoint(
                 row["step"],
@@ -247,7 +257,7 @@ class Gatherer:
     def _samples(self, result: VersionResult) -> list[SampleCard]:
         """Evenly spaced rollouts with a non-zero advantage; eval rollouts for the base."""
         split = "eval" if result.role == "base" else "train"
-        table = load_evidence(self.store.path(result.version)).rollouts(split)
+        table = self._evidence(result.version).rollouts(split)
         rows = _readable(table, only_signal=split == "train")
         stride = max(1, len(rows) // SAMPLES_PER_VERSION)
         return [
