@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-MODES = ("evolve", "train", "evaluate", "diagnose", "backtest", "report")
+MODES = ("evolve", "train", "evaluate", "diagnose", "backtest", "report", "lint")
 
 
 @dataclass
@@ -35,6 +35,7 @@ class PolicyConf:
 
     source: str = "smollm2_135m"  # smollm2_135m | path | random
     path: str | None = None  # local HF directory (safetensors) when source=path
+    compute_dtype: str = "float32"  # float32 | bfloat16; of products; weights stay float32
     arch: ArchConf = field(default_factory=ArchConf)
 
 
@@ -84,29 +85,54 @@ class RewardConf:
     """Reward components by registered name, with weights. Factor: reward."""
 
     components: dict[str, float] = field(default_factory=lambda: {"correct": 1.0})
+    clip: float | None = None  # composed reward is cut to [-clip, clip]; null = not at all
+    overlong_buffer: int = 0  # component overlong: tokens before the budget's end it rises over
 
 
 @dataclass
 class FilterConf:
     """What is left out of the update, and whether it is replaced. Factor: filter."""
 
-    refill_rounds: int = 0  # dynamic sampling: extra draws to replace dead groups; 0 = off
-    drop_truncated: bool = False  # leave completions that hit the token budget out of the loss
+    trajectory: list[str] = field(default_factory=list)  # rules that drop single rollouts, by name
+    group: str = "none"  # none | absolute | ema_quantile | top_p_mass | uncertainty
+    keep: float = 0.9  # ema_quantile: quantile; top_p_mass: mass; uncertainty: share of groups
+    min_std: float = 0.01  # absolute: reward std below which a group goes
+    ema_decay: float = 0.1  # ema_quantile: weight of new data in the running statistics
+    ema_warmup: int = 20  # ema_quantile: groups seen before the quantile acts
+    min_keep: float = 0.5  # ema_quantile: share of the live groups that always stays
+    refill_rounds: int = 0  # dynamic sampling: extra draws to replace lost groups; 0 = off
 
 
 @dataclass
 class AlgorithmConf:
     """Objective and optimizer. Factor: algorithm."""
 
-    advantage: str = "grpo"
+    advantage: str = "grpo"  # grpo | dr_grpo | rloo | batch_std | maxrl | gdpo
     dead_tolerance: float = 1e-6
-    eps_low: float = 0.2
+    advantage_clip: float | None = None  # advantages are cut to [-clip, clip]; null = not at all
+    objective: str = "clip"  # clip | gspo | cispo
+    eps_low: float = 0.2  # not used by cispo, whose weights have no lower bound
     eps_high: float = 0.28
-    epochs: int = 1  # passes over one batch of rollouts; with 1 the clip cannot bind
+    dual_clip: float | None = None  # clip: bound c > 1 on the loss of negative advantages
+    aggregation: str = "token_mean"  # or seq_mean_token_{mean, sum, sum_norm}
+    old_logprobs: str = "rollout"  # rollout: the sampler's own; trainer: computed anew
+    correction: str = "none"  # none | token_tis | sequence_tis | token_mask | geometric_mask
+    correction_low: float = 0.5  # masks: lower bound of the ratio trainer / sampler
+    correction_high: float = 2.0  # cap of the weight (tis), upper bound of the ratio (masks)
+    kl_coef: float = 0.0  # weight of the KL loss to the weights the version started from
+    kl_loss: str = "k2"  # k2 | k3_is
+    kl_every: int = 8  # steps between KL measurements; with kl_coef > 0 every step has one
+    entropy_coef: float = 0.0
+    epochs: int = 1  # passes over one batch of rollouts
+    minibatches: int = 1  # optimizer steps per pass; one step in all cannot clip
+    optimizer: str = "adamw"  # adamw | adafactor | lion
     lr: float = 1e-5
-    warmup_steps: int = 0
-    beta1: float = 0.9
-    beta2: float = 0.95
+    schedule: str = "constant"  # constant | linear | cosine; after the warm-up
+    warmup_steps: int = 0  # optimizer steps of linear warm-up
+    decay_steps: int = 100  # optimizer steps from lr down to lr * lr_floor
+    lr_floor: float = 0.0  # share of lr that the decay ends at
+    beta1: float = 0.9  # adamw, lion
+    beta2: float = 0.95  # adamw, lion
     weight_decay: float = 0.0
     grad_clip: float = 1.0
 
