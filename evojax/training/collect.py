@@ -12,7 +12,7 @@ import numpy as np
 from evojax.config import EvojaxConf
 from evojax.domains.base import Domain
 from evojax.evidence.types import Completion, FinishReason, Grade, Item, Trajectory
-from evojax.grpo.advantages import ADVANTAGES, GroupAdvantages
+from evojax.grpo.advantages import GroupAdvantages, RewardTable, estimate
 from evojax.policy.tokenizer import Tokenizer
 from evojax.rewards.compose import compose
 from evojax.rollout.base import Engine, SamplingParams
@@ -227,8 +227,8 @@ def _set_advantages(
     if cfg.train.shuffle_rewards:
         order = stream(cfg.seed, "shuffle", step, refill).permutation(rewards.size)
         rewards = rewards.reshape(-1)[order].reshape(rewards.shape)
-    estimate = ADVANTAGES.get(cfg.algorithm.advantage, "algorithm.advantage")
-    result = estimate(rewards, tolerance=cfg.algorithm.dead_tolerance, include=include)
+    table = RewardTable(rewards, cfg.algorithm.dead_tolerance, include)
+    result = estimate(cfg.algorithm.advantage, table, cfg.algorithm.advantage_clip)
     if cfg.filter.refill_rounds:
         result = dataclasses.replace(result, weight=result.weight & result.live[:, None])
     for g, group in enumerate(groups):
