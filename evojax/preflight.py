@@ -14,6 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from evojax import guards
 from evojax.config import MODES, ArchConf
 from evojax.errors import InputError, Problem
 from evojax.overrides import group_options
@@ -69,13 +70,30 @@ RANGES: dict[str, Range] = {
     "sampling.temperature": _POSITIVE,
     "sampling.group_size": Range(2),  # one sample has nothing to be compared with
     "sampling.max_new_tokens": _FROM_1,
+    "reward.clip": _POSITIVE,
+    "reward.overlong_buffer": _FROM_0,
+    "filter.keep": Range(0, 1, open_low=True),
+    "filter.min_std": _POSITIVE,
+    "filter.ema_decay": Range(0, 1, open_low=True),
+    "filter.ema_warmup": _FROM_0,
+    "filter.min_keep": Range(0, 1, open_high=True),  # 1 would keep every group
     "filter.refill_rounds": _FROM_0,
     "algorithm.dead_tolerance": _FROM_0,
+    "algorithm.advantage_clip": _POSITIVE,
     "algorithm.eps_low": _UNIT,
-    "algorithm.eps_high": _UNIT,
+    "algorithm.eps_high": _POSITIVE,  # below 1, but for cispo
+    "algorithm.dual_clip": Range(1, open_low=True),
+    "algorithm.correction_low": _FROM_0,
+    "algorithm.correction_high": _POSITIVE,
+    "algorithm.kl_coef": _FROM_0,
+    "algorithm.kl_every": _FROM_1,
+    "algorithm.entropy_coef": _FROM_0,
     "algorithm.epochs": _FROM_1,
+    "algorithm.minibatches": _FROM_1,
     "algorithm.lr": _POSITIVE,
     "algorithm.warmup_steps": _FROM_0,
+    "algorithm.decay_steps": _FROM_1,
+    "algorithm.lr_floor": Range(0, 1),
     "algorithm.beta1": Range(0, 1, open_high=True),
     "algorithm.beta2": Range(0, 1, open_high=True),
     "algorithm.weight_decay": _FROM_0,
@@ -112,7 +130,8 @@ def _ranges(cfg: DictConfig) -> Iterable[Problem]:
     if cfg.policy.source == "random":
         limits |= {f"policy.arch.{name}": _POSITIVE for name in _ARCH}
     for key, limit in limits.items():
-        if not OmegaConf.is_missing(cfg, key) and (value := _get(cfg, key)) not in limit:
+        value = _get(cfg, key)
+        if value is not None and value not in limit:
             yield Problem("out of range", key, value, f"give a number that is {limit}")
 
 
@@ -128,16 +147,15 @@ def _names(cfg: DictConfig) -> Iterable[Problem]:
     from evojax.domains.base import DOMAINS
     from evojax.domains.math.tasks import TASKS
     from evojax.evolution.proposers import PROPOSERS
-    from evojax.grpo.advantages import ADVANTAGES
     from evojax.rewards.base import REWARDS
     from evojax.training.selection import SELECTORS
 
     yield from _name("mode", cfg.mode, MODES)
     yield from _name("policy.source", cfg.policy.source, ("smollm2_135m", "path", "random"))
+    yield from _name("policy.compute_dtype", cfg.policy.compute_dtype, ("float32", "bfloat16"))
     yield from _name("rollout.engine", cfg.rollout.engine, ("embedded",))
     yield from _name("domain.name", cfg.domain.name, DOMAINS)
     yield from _name("data.selection", cfg.data.selection, SELECTORS)
-    yield from _name("algorithm.advantage", cfg.algorithm.advantage, ADVANTAGES)
     yield from _name("evolution.proposer", cfg.evolution.proposer, PROPOSERS)
     for component in cfg.reward.components:
         yield from _name("reward.components", str(component), REWARDS)
@@ -151,6 +169,34 @@ def _names(cfg: DictConfig) -> Iterable[Problem]:
             yield Problem(what, "evolution.boundary.mutable", group, remedy)
 
 
+def _registered(cfg: DictConfig) -> Iterable[Problem]:
+    """Names of the training core's parts."""
+    from evojax.grpo.advantages import ADVANTAGES
+    from evojax.grpo.aggregation import AGGREGATIONS
+    from evojax.grpo.correction import CORRECTIONS
+    from evojax.grpo.filters import GROUP_FILTERS
+    from evojax.grpo.kl import KL_LOSSES
+    from evojax.grpo.objectives import OBJECTIVES
+    from evojax.grpo.optimizer import OPTIMIZERS, SCHEDULES
+    from evojax.training.trajectory_rules import TRAJECTORY_RULES
+
+    parts: dict[str, Iterable[str]] = {
+        "advantage": ADVANTAGES,
+        "objective": OBJECTIVES,
+        "aggregation": AGGREGATIONS,
+        "old_logprobs": ("rollout", "trainer"),
+        "correction": CORRECTIONS,
+        "kl_loss": KL_LOSSES,
+        "optimizer": OPTIMIZERS,
+        "schedule": SCHEDULES,
+    }
+    for key, valid in parts.items():
+        yield from _name(f"algorithm.{key}", cfg.algorithm[key], valid)
+    yield from _name("filter.group", cfg.filter.group, GROUP_FILTERS)
+    for rule in cfg.filter.trajectory:
+        yield from _name("filter.trajectory", rule, TRAJECTORY_RULES)
+
+
 def _combinations(cfg: DictConfig) -> Iterable[Problem]:
     weights = dict(cfg.reward.components)
     if not any(weights.values()) or not all(math.isfinite(w) for w in weights.values()):
@@ -159,14 +205,6 @@ def _combinations(cfg: DictConfig) -> Iterable[Problem]:
     if cfg.domain.path is None and not cfg.domain.tasks:
         remedy = "name generators, e.g. domain.tasks=[add_sub], or a file by domain.path="
         yield Problem("there is nothing to train on", "domain.tasks", [], remedy)
-    if cfg.domain.chat and cfg.domain.path is None:
-        what = "only problems from a file are rendered as chat"
-        yield Problem(
-            what, "domain.chat", True, "set domain.path=<file.jsonl> or domain.chat=false"
-        )
-    if cfg.policy.path is not None and cfg.policy.source != "path":
-        what = f"has no effect while policy.source is {cfg.policy.source}"
-        yield Problem(what, "policy.path", cfg.policy.path, "add policy=local")
     if cfg.mode in _READING_MODES and cfg.resume is None:
         remedy = "name the run to read: resume=outputs/<experiment>/<run>"
         yield Problem(f"mode={cfg.mode} works on an existing run", "resume", None, remedy)
@@ -176,6 +214,35 @@ def _combinations(cfg: DictConfig) -> Iterable[Problem]:
             what = "hidden_size must divide by num_heads, and num_heads by num_kv_heads"
             sizes = [arch.hidden_size, arch.num_heads, arch.num_kv_heads]
             yield Problem(what, "policy.arch", sizes, "e.g. 32, 4 and 2")
+
+
+def _recipe(cfg: DictConfig) -> Iterable[Problem]:
+    """Settings of the training core that contradict each other."""
+    from evojax.training.trajectory_rules import missing_features
+
+    conf, filters = cfg.algorithm, cfg.filter
+    if conf.objective != "cispo" and not conf.eps_high < 1:
+        remedy = "give a number below 1; only algorithm.objective=cispo takes more"
+        yield Problem("out of range", "algorithm.eps_high", conf.eps_high, remedy)
+    if conf.minibatches > max(cfg.train.prompts_per_step, 1):
+        what = f"more minibatches than train.prompts_per_step={cfg.train.prompts_per_step} groups"
+        yield Problem(what, "algorithm.minibatches", conf.minibatches, "one group each at most")
+    if conf.correction in ("token_mask", "geometric_mask"):
+        if not conf.correction_low < 1 < conf.correction_high:
+            bounds = [conf.correction_low, conf.correction_high]
+            what = "the bounds must enclose 1, the ratio where sampler and trainer agree"
+            yield Problem(what, "algorithm.correction_low", bounds, "e.g. 0.5 and 2.0")
+    longest, buffer = cfg.sampling.max_new_tokens, cfg.reward.overlong_buffer
+    if "overlong" in cfg.reward.components and buffer > longest:
+        what = f"the penalty rises over more than sampling.max_new_tokens={longest} tokens"
+        yield Problem(what, "reward.overlong_buffer", buffer, f"e.g. {max(longest // 5, 1)}")
+    if filters.group == "ema_quantile" and filters.keep == 1:
+        what = "ema_quantile has no threshold that keeps every group"
+        yield Problem(what, "filter.keep", filters.keep, "give a number below 1, e.g. 0.9")
+    yield from missing_features(filters.trajectory, cfg.domain.name)
+    if len(set(filters.trajectory)) < len(filters.trajectory):
+        rules = list(filters.trajectory)
+        yield Problem("a rule is named twice", "filter.trajectory", rules, "name it once")
 
 
 def _files(cfg: DictConfig) -> Iterable[Problem]:
@@ -246,6 +313,17 @@ def missing_experiment(cfg: DictConfig, trees: Sequence[Path]) -> list[Problem]:
     return [Problem("no experiment is chosen", "experiment", None, remedy)]
 
 
+def recipe_problems(cfg: DictConfig) -> list[Problem]:
+    """Every problem of the values themselves: names, ranges, contradictions, hidden settings.
+
+    Args:
+        cfg: nothing missing; of a run or of a candidate.
+    """
+    checks: tuple[Callable[[DictConfig], Iterable[Problem]], ...]
+    checks = (_names, _registered, _ranges, _combinations, _recipe, guards.problems)
+    return [problem for find in checks for problem in find(cfg)]
+
+
 def preflight(cfg: DictConfig) -> list[Problem]:
     """Every problem of values and combinations in a composed configuration.
 
@@ -255,9 +333,7 @@ def preflight(cfg: DictConfig) -> list[Problem]:
     missing = [key for key in sorted(OmegaConf.missing_keys(cfg)) if not key.startswith("hydra")]
     if missing:
         return [Problem("must be set", key, "???", f"add {key}=<value>") for key in missing]
-    checks: tuple[Callable[[DictConfig], Iterable[Problem]], ...]
-    checks = (_names, _ranges, _combinations, _files)
-    problems = [problem for find in checks for problem in find(cfg)]
+    problems = [*recipe_problems(cfg), *_files(cfg)]
     return problems or list(_disk(cfg))
 
 
@@ -274,13 +350,31 @@ def check(cfg: DictConfig) -> None:
 def notes(cfg: DictConfig) -> list[str]:
     """What a reader of the results must know about this configuration, in sentences."""
     found = []
-    if cfg.algorithm.epochs == 1:
+    conf = cfg.algorithm
+    if not guards.clip_can_act(cfg):
         found.append(
-            "One update per batch of rollouts: the importance ratio is 1, so clipping is off by "
-            "construction (algorithm.epochs=1)."
+            "One optimizer step per batch of rollouts: the importance ratio is 1, so clipping is "
+            "off by construction (algorithm.epochs=1, algorithm.minibatches=1)."
         )
+    elif conf.epochs * conf.minibatches == 1:
+        found.append(
+            "One optimizer step per batch of rollouts: the importance ratio holds nothing but the "
+            "difference between trainer and sampler, so clipping is off but for that."
+        )
+    elif conf.old_logprobs == "rollout":
+        found.append(
+            "The old log-probabilities are the sampler's own: the importance ratio holds the "
+            "difference between trainer and sampler too, and needs no other correction."
+        )
+    if conf.objective == "gspo" and max(conf.eps_low, conf.eps_high) > 0.05:
+        found.append(
+            "The sequence ratio of gspo is a mean over tokens and stays close to 1: bounds as wide "
+            f"as {conf.eps_low} and {conf.eps_high} hardly ever clip (the paper has 3e-4, 4e-4)."
+        )
+    if cfg.policy.compute_dtype == "bfloat16":
+        found.append("Products are computed in bfloat16; weights, sums and losses are float32.")
     if cfg.train.shuffle_rewards:
         found.append("Sanity control: rewards are permuted, so the score must not rise.")
     if set(cfg.reward.components) != {"correct"}:
         found.append("Versions are judged by their share of right answers, not by this reward.")
-    return found
+    return found + guards.notes(cfg)

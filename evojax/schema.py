@@ -40,6 +40,32 @@ def schema_keys() -> dict[str, Any]:
     return {**dict(_walk(EvojaxConf, "")), "hydra": HydraConf, **hydra}
 
 
+@functools.cache
+def leaf_keys() -> tuple[str, ...]:
+    """Every dotted key that holds a value; a list or an open dictionary is one value.
+
+    >>> leaf_keys()[:3], "algorithm" in leaf_keys(), "algorithm.lr" in leaf_keys()
+    (('experiment', 'mode', 'seed'), False, True)
+    """
+    own = _walk(EvojaxConf, "")
+    return tuple(k for k, hint in own if not dataclasses.is_dataclass(hint))
+
+
+@functools.cache
+def _defaults() -> Any:
+    return OmegaConf.structured(EvojaxConf(experiment=""))
+
+
+def default_of(key: str) -> Any:
+    """The schema's default of a leaf, as plain Python.
+
+    >>> default_of("algorithm.eps_low"), default_of("domain.tasks")
+    (0.2, [])
+    """
+    value = OmegaConf.select(_defaults(), key)
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
 def _is_open(hint: Any) -> bool:
     """Whether a key of this type takes names that no schema lists."""
     return hint is Any or typing.get_origin(hint) is dict

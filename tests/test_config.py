@@ -15,8 +15,10 @@ from omegaconf import OmegaConf
 from evojax import cli  # registers the schema and the resolver  # noqa: F401
 from evojax.config import EvojaxConf
 from evojax.errors import InputError
+from evojax.evolution.config_edit import bake_overrides, compose_conf
 from evojax.overrides import check_file, check_overrides, explain, group_options, parse, quoted
 from evojax.paths import conf_dir, merge_trees
+from evojax.preflight import recipe_problems
 from evojax.schema import check_value, is_known, nearest, schema_keys
 
 TREE = conf_dir()
@@ -193,6 +195,31 @@ def _overlay(tmp_path: Path, algorithm: str) -> Path:
 
 
 def test_case_G13_a_kl_setting_that_nothing_would_read_is_refused():
-    problems = check_overrides(parse(["++algorithm.kl_coef=0.1", "algorithm.beta=0.1"]), [TREE])
-    assert [p.where for p in problems] == ["algorithm.kl_coef", "algorithm.beta"]
+    problems = check_overrides(parse(["++algorithm.kl_beta=0.1", "algorithm.beta=0.1"]), [TREE])
+    assert [p.where for p in problems] == ["algorithm.kl_beta", "algorithm.beta"]
     assert all(p.what == "unknown key" for p in problems)
+
+
+@pytest.mark.parametrize("name", group_options("algorithm", [TREE]))
+@pytest.mark.parametrize("experiment", group_options("experiment", [TREE]))
+def test_every_preset_is_a_configuration_without_a_problem(name: str, experiment: str):
+    cfg = composed(f"+experiment={experiment}", f"algorithm={name}")
+    assert recipe_problems(cfg) == []
+
+
+def test_a_preset_brings_its_filter_and_reward_and_the_command_line_wins():
+    dapo = composed("+experiment=math", "algorithm=dapo")
+    assert dapo.filter.refill_rounds == 2
+    assert dict(dapo.reward.components) == {"correct": 1.0, "overlong": 0.5}
+    own = composed("+experiment=math", "algorithm=dapo", "filter=none", "reward=partial")
+    assert own.filter.refill_rounds == 0 and own.reward.overlong_buffer == 0
+    assert dict(own.reward.components) == {"correct": 1.0, "partial": 0.3}
+    evotrainer = composed("+experiment=math", "algorithm=evotrainer")
+    assert (evotrainer.filter.group, evotrainer.reward.clip) == ("ema_quantile", 2.0)
+
+
+def test_a_preset_written_into_a_version_gives_the_same_configuration(tmp_path: Path):
+    for overrides in (["algorithm=dapo"], ["algorithm=dapo", "filter=none", "algorithm.lr=0.5"]):
+        tree = merge_trees([TREE], tmp_path / str(len(overrides)))
+        bake_overrides(tree, "math", overrides)
+        assert compose_conf(tree, ["+experiment=math"]) == composed("+experiment=math", *overrides)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import types
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,20 @@ def test_a_sound_configuration_has_no_problem(tmp_path: Path):
         ("algorithm__advantage", "grppo"),
         ("evolution__proposer", "oracle"),
         ("domain__chat", True),
+        ("policy__compute_dtype", "float16"),
+        ("algorithm__objective", "ppo"),
+        ("algorithm__aggregation", "mean"),
+        ("algorithm__old_logprobs", "none"),
+        ("algorithm__optimizer", "sgd"),
+        ("algorithm__schedule", "warm"),
+        ("algorithm__minibatches", 9),
+        ("algorithm__advantage_clip", 0.0),
+        ("algorithm__kl_coef", -0.1),
+        ("reward__clip", math.nan),
+        ("filter__group", "variance"),
+        ("filter__trajectory", ["trunkated"]),
+        ("filter__trajectory", ["truncated", "truncated"]),
+        ("filter__trajectory", ["truncated", "idle"]),
         ("policy__path", "/tmp"),
         ("resume", "/"),
     ],
@@ -92,7 +107,9 @@ def test_every_number_of_the_schema_has_limits():
     numbers = {
         key
         for key, hint in schema_keys().items()
-        if hint in (int, float) and not key.startswith(("hydra.", "policy.arch."))
+        if {int, float} & {hint, *typing.get_args(hint)}
+        and typing.get_origin(hint) not in (list, dict)
+        and not key.startswith(("hydra.", "policy.arch."))
     }
     assert numbers == set(pf.RANGES)
 
@@ -171,9 +188,46 @@ def test_experiment_must_be_chosen():
     assert "math, math_tiny" in problem.remedy
 
 
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"algorithm__objective": "cispo", "algorithm__eps_high": 5.0}, None),
+        ({"algorithm__objective": "gspo", "algorithm__eps_high": 5.0}, "algorithm.eps_high"),
+        ({"algorithm__minibatches": 8}, None),
+        ({"reward__components": {"overlong": 1.0}, "reward__overlong_buffer": 6}, None),
+        (
+            {"reward__components": {"overlong": 1.0}, "reward__overlong_buffer": 7},
+            "reward.overlong_buffer",
+        ),
+        ({"filter__group": "top_p_mass", "filter__keep": 1.0}, None),
+        ({"filter__group": "ema_quantile", "filter__keep": 1.0}, "filter.keep"),
+        ({"algorithm__kl_coef": 0.1, "algorithm__kl_loss": "k1"}, "algorithm.kl_loss"),
+        (
+            {"algorithm__old_logprobs": "trainer", "algorithm__correction": "tis"},
+            "algorithm.correction",
+        ),
+        ({"algorithm__correction_high": 1.0}, "algorithm.correction_low"),
+        ({"algorithm__correction_low": 2.0}, "algorithm.correction_low"),
+        ({"algorithm__correction_low": 0.99, "algorithm__correction_high": 1.01}, None),
+    ],
+)
+def test_settings_of_the_core_that_contradict_each_other(tmp_path: Path, changes, key):
+    if any("correction_" in name for name in changes):
+        changes |= {"algorithm__old_logprobs": "trainer", "algorithm__correction": "token_mask"}
+    assert where(conf(tmp_path, **changes)) == ([key] if key else [])
+
+
 def test_notes_say_what_a_reader_must_know(tmp_path: Path):
-    assert "clipping is off by construction" in pf.notes(conf(tmp_path))[0]
-    assert pf.notes(conf(tmp_path, algorithm__epochs=2)) == []
-    assert len(pf.notes(conf(tmp_path, train__shuffle_rewards=True))) == 2
-    partial = conf(tmp_path, algorithm__epochs=2, reward__components={"correct": 1, "partial": 0.3})
+    off = pf.notes(conf(tmp_path, algorithm__old_logprobs="trainer"))
+    assert len(off) == 1 and "clipping is off by construction" in off[0]
+    assert "difference between trainer and sampler" in pf.notes(conf(tmp_path))[0]
+    anew = {"algorithm__old_logprobs": "trainer", "algorithm__minibatches": 2}
+    assert pf.notes(conf(tmp_path, **anew)) == []
+    assert "no other correction" in pf.notes(conf(tmp_path, algorithm__epochs=2))[0]
+    assert len(pf.notes(conf(tmp_path, **anew, train__shuffle_rewards=True))) == 1
+    partial = conf(tmp_path, **anew, reward__components={"correct": 1, "partial": 0.3})
     assert "share of right answers" in pf.notes(partial)[0]
+    (wide,) = pf.notes(conf(tmp_path, **anew, algorithm__objective="gspo"))
+    assert "hardly ever clip" in wide
+    (half,) = pf.notes(conf(tmp_path, **anew, policy__compute_dtype="bfloat16"))
+    assert "bfloat16" in half

@@ -15,6 +15,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from evojax.errors import Problem
+from evojax.grpo.filters import GROUP_FILTERS
+from evojax.training.trajectory_rules import TRAJECTORY_RULES
 
 FACTORS = {
     "reward": "reward",
@@ -64,23 +66,67 @@ class Choice:
         return "one of " + ", ".join(str(o) for o in self.options)
 
 
+@dataclass(frozen=True)
+class Names:
+    """A list of registered names, each at most once; it may be empty."""
+
+    options: tuple[str, ...]
+
+    def fits(self, value: Any) -> bool:
+        named = isinstance(value, list) and all(type(v) is str for v in value)
+        return named and len(set(value)) == len(value) and set(value) <= set(self.options)
+
+    def __str__(self) -> str:
+        return "a list of " + ", ".join(self.options)
+
+
 # Group size is not here: arms of a round spend the same number of rollouts per prompt.
-ALLOWED: dict[str, Range | Choice] = {
+ALLOWED: dict[str, Range | Choice | Names] = {
     "reward.components.correct": Range(0.1, 10.0),
     "reward.components.partial": Range(0.0, 10.0),
     "reward.components.format": Range(0.0, 10.0),
+    "reward.components.overlong": Range(0.0, 10.0),
+    "reward.clip": Range(0.5, 100.0),
+    "reward.overlong_buffer": Range(0, 4096, whole=True),
     "filter.refill_rounds": Range(0, 8, whole=True),
-    "filter.drop_truncated": Choice((True, False)),
+    "filter.trajectory": Names(tuple(TRAJECTORY_RULES)),
+    "filter.group": Choice(tuple(GROUP_FILTERS)),
+    "filter.keep": Range(0.05, 0.99),
+    "filter.min_std": Range(1e-4, 1.0),
+    "filter.ema_decay": Range(0.01, 1.0),
+    "filter.ema_warmup": Range(0, 1000, whole=True),
+    "filter.min_keep": Range(0.0, 0.95),
     "sampling.temperature": Range(0.2, 2.0),
     "sampling.max_new_tokens": Range(1, 4096, whole=True),
     "data.selection": Choice(("uniform", "difficulty")),
     "data.target_rate": Range(0.05, 0.95),
     "data.sharpness": Range(0.0, 10.0),
-    "algorithm.eps_low": Range(0.05, 0.5),
-    "algorithm.eps_high": Range(0.05, 0.6),
+    "algorithm.advantage": Choice(("grpo", "dr_grpo", "rloo", "batch_std", "maxrl", "gdpo")),
+    "algorithm.advantage_clip": Range(0.5, 10.0),
+    "algorithm.objective": Choice(("clip", "gspo", "cispo")),
+    "algorithm.eps_low": Range(1e-4, 0.5),
+    "algorithm.eps_high": Range(1e-4, 0.6),
+    "algorithm.dual_clip": Range(1.1, 20.0),
+    "algorithm.aggregation": Choice(
+        ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm")
+    ),
+    "algorithm.old_logprobs": Choice(("rollout", "trainer")),
+    "algorithm.correction": Choice(
+        ("none", "token_tis", "sequence_tis", "token_mask", "geometric_mask")
+    ),
+    "algorithm.correction_low": Range(0.0, 0.999),
+    "algorithm.correction_high": Range(1.001, 20.0),
+    "algorithm.kl_coef": Range(0.0, 1.0),
+    "algorithm.kl_loss": Choice(("k2", "k3_is")),
+    "algorithm.entropy_coef": Range(0.0, 0.1),
     "algorithm.epochs": Range(1, 4, whole=True),
+    "algorithm.minibatches": Range(1, 64, whole=True),
+    "algorithm.optimizer": Choice(("adamw", "adafactor", "lion")),
     "algorithm.lr": Range(1e-8, 5e-2),
+    "algorithm.schedule": Choice(("constant", "linear", "cosine")),
     "algorithm.warmup_steps": Range(0, 1000, whole=True),
+    "algorithm.decay_steps": Range(1, 100_000, whole=True),
+    "algorithm.lr_floor": Range(0.0, 1.0),
     "algorithm.beta1": Range(0.0, 0.99),
     "algorithm.beta2": Range(0.5, 0.9999),
     "algorithm.weight_decay": Range(0.0, 0.5),

@@ -28,6 +28,7 @@ from evojax.evolution.memory.skills import load_skills
 from evojax.evolution.proposers.base import PROPOSERS, ProposalContext
 from evojax.evolution.store import VersionResult, VersionStore
 from evojax.evolution.workshop import typed
+from evojax.preflight import recipe_problems
 from evojax.training.version import read_json, write_json
 
 
@@ -197,7 +198,7 @@ class Planner:
         return self._commit(proposal, parent, version, replay)
 
     def _rehearse(self, proposal: Intervention) -> list[Problem]:
-        """The single-factor check, on a copy of the tree, before any branch is made."""
+        """The single-factor check and preflight's, on a copy, before any branch is made."""
         with tempfile.TemporaryDirectory(dir=self.run_dir, prefix=".rehearsal-") as name:
             copy = Path(name) / "conf"
             shutil.copytree(self.repo.trunk_dir / "conf", copy)
@@ -208,7 +209,8 @@ class Planner:
                 return list(error.problems)
             changed = [f"conf/{path.relative_to(copy).as_posix()}" for path in paths]
         parent = self._compose(self.repo.trunk_dir / "conf", with_hydra=True)
-        return single_factor_check(parent, candidate, self.mutable, changed, proposal.factor)
+        found = single_factor_check(parent, candidate, self.mutable, changed, proposal.factor)
+        return found or recipe_problems(candidate)
 
     def _compose(self, conf: Path, with_hydra: bool = False) -> DictConfig:
         return compose_conf(conf, [experiment_override(self.cfg.experiment)], with_hydra)
