@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from evojax.config import DomainConf
@@ -33,7 +33,7 @@ class Domain(Protocol):
         ...
 
     def features(self, item: Item, text: str, completion_tokens: int) -> dict[str, float]:
-        """Behaviour of one completion as finite numbers by name."""
+        """Behaviour of one completion as finite numbers, under its class's ``feature_names``."""
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -45,7 +45,25 @@ class Domain(Protocol):
         ...
 
 
-DOMAINS: Registry[Callable[[DomainConf], Domain]] = Registry("domain")
+class DomainClass(Protocol):
+    """What is registered: makes the domain, and says beforehand what it will record.
+
+    Args:
+        feature_names: names that ``features`` returns, always all of them.
+    """
+
+    @property
+    def feature_names(self) -> frozenset[str]: ...
+
+    def __call__(self, conf: DomainConf) -> Domain: ...
+
+
+DOMAINS: Registry[DomainClass] = Registry("domain")
+
+
+def recorded_features(domain: str) -> frozenset[str] | None:
+    """Features that the domain of this name records; None for a name that is not registered."""
+    return DOMAINS.get(domain, where="domain.name").feature_names if domain in DOMAINS else None
 
 
 def load_domain(conf: DomainConf) -> Domain:

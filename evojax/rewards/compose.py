@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from evojax.errors import InputError, Problem
-from evojax.evidence.types import Grade, Item
-from evojax.rewards.base import REWARDS
+from evojax.rewards.base import REWARDS, Scored
 
 WHERE = "reward.components"
 
@@ -36,15 +37,15 @@ def weight_problems(weights: Mapping[str, float]) -> list[Problem]:
 
 
 def compose(
-    weights: Mapping[str, float], item: Item, text: str, grade: Grade
+    weights: Mapping[str, float], scored: Scored, clip: float | None = None
 ) -> tuple[float, dict[str, float]]:
-    """Reward of one graded completion: the weighted sum of its components.
+    """Reward of one graded completion: the weighted sum of its components, cut to a range.
 
-    ``reward = sum_c weights[c] * c(item, text, grade)``
+    ``reward = clip(sum_c weights[c] * c(scored), -clip, clip)``
 
     Args:
         weights: component name to finite weight; a negative weight is a penalty.
-        item: the problem. text: the completion. grade: the grader's answer.
+        clip: reward units; None leaves the sum as it is.
 
     Returns:
         The reward and the unweighted value of *every* registered component, so that another
@@ -56,7 +57,31 @@ def compose(
     problems = weight_problems(weights)
     if problems:
         raise InputError(problems)
-    if grade.status == "unscorable":
+    if scored.grade.status == "unscorable":
         return math.nan, {}
-    components = {name: REWARDS.get(name, where=WHERE)(item, text, grade) for name in REWARDS}
-    return sum(weight * components[name] for name, weight in weights.items()), components
+    components = {name: REWARDS.get(name, where=WHERE)(scored) for name in REWARDS}
+    return clipped(sum(contributions(weights, components).values()), clip), components
+
+
+def contributions(
+    weights: Mapping[str, float], components: Mapping[str, float]
+) -> dict[str, float]:
+    """What each weighted component adds to the reward before clipping, in reward units.
+
+    A component without a value (unscorable, or never stored) adds NaN, never 0.
+
+    >>> contributions({"correct": 1.0, "partial": 0.5}, {"correct": 0.0, "partial": 0.5})
+    {'correct': 0.0, 'partial': 0.25}
+    """
+    return {n: weight * components.get(n, math.nan) for n, weight in weights.items() if weight}
+
+
+def clipped(reward: float, clip: float | None) -> float:
+    """``reward`` cut to ``[-clip, clip]``; NaN stays NaN.
+
+    >>> clipped(3.0, 2.0), clipped(-3.0, 2.0), clipped(3.0, None)
+    (2.0, -2.0, 3.0)
+    >>> clipped(math.nan, 2.0)
+    nan
+    """
+    return reward if clip is None else float(np.clip(reward, -clip, clip))

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from evojax.domains.math.graders import TRUNCATED
-from evojax.evidence.types import Grade, Item
-from evojax.rewards.base import REWARDS, number
+from evojax.rewards.base import REWARDS, Scored, number
 
 
 @REWARDS.register("format")
-def well_formed(item: Item, text: str, grade: Grade) -> float:
+def well_formed(scored: Scored) -> float:
     """1.0 if a final answer of the right kind was given, else 0.0.
 
     The kind is that of the reference: a number, or one word of letters. With the boxed grader a
     final box is enough. A completion cut off by the token budget has no final answer.
-
-    Args:
-        item: the problem. text: the completion; only the extracted answer counts.
-        grade: correct or wrong.
     """
+    item, grade = scored.item, scored.grade
     if not grade.extracted or grade.detail == TRUNCATED:
         return 0.0
     if item.grader == "boxed":

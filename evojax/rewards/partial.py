@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from evojax.evidence.types import Grade, Item
-from evojax.rewards.base import REWARDS, number
+from evojax.rewards.base import REWARDS, Scored, number
 
 BEST_WRONG = 0.9  # a wrong answer always earns less than a right one
 
 
 @REWARDS.register("partial")
-def partial(item: Item, text: str, grade: Grade) -> float:
+def partial(scored: Scored) -> float:
     r"""Closeness in [0, 1]; 1 only for a right answer.
 
     Numbers: ``0.9 / (1 + |value - reference|)``. Words: 0.9 times the length of the common prefix
     over the longer length. A number where a word is asked for, or the reverse, earns 0, and so
-    does a formula in a box, for which no distance is defined.
-
-    Args:
-        item: the problem with its reference answer.
-        text: the completion; only what the grader extracted from it counts.
-        grade: correct or wrong.
+    does a formula in a box, for which no distance is defined. Only what the grader extracted
+    counts.
     """
+    item, grade = scored.item, scored.grade
     if grade.status == "correct":
         return 1.0
     got, want = number(grade.extracted), number(item.answer)

@@ -1,4 +1,4 @@
-"""One step's rollouts: select items -> sample groups -> grade -> reward -> advantages."""
+"""One step's rollouts: select items -> sample groups -> grade -> reward -> judge -> refill."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evojax.config import EvojaxConf
+from evojax.config import EvojaxConf, RewardConf
 from evojax.domains.base import Domain
 from evojax.evidence.types import Completion, FinishReason, Grade, Item, Trajectory
-from evojax.grpo.advantages import GroupAdvantages, RewardTable, estimate
+from evojax.grpo.advantages import GroupAdvantages
+from evojax.grpo.filters import FilterState
 from evojax.policy.tokenizer import Tokenizer
+from evojax.rewards.base import Scored
 from evojax.rewards.compose import compose
 from evojax.rollout.base import Engine, SamplingParams
 from evojax.training.seeds import derive, stream
 from evojax.training.selection import SELECTORS, ItemStats
+from evojax.training.signal import Signal, judge
 
 
 @dataclass
@@ -29,18 +32,62 @@ class Group:
     refill_round: int = 0
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """Fresh groups, and the seconds that the engine took for them (grading not included)."""
+
+    groups: list[Group]
+    sample_s: float
+
+
 @dataclass
 class StepRollouts:
-    """What one step drew, and the advantages of all of it.
+    """What one step drew, and what of it is trained on.
 
     Args:
-        groups: in the order drawn, refills last. advantages: one row per group.
-        seconds: spent sampling and grading.
+        groups: in the order drawn, refills last. signal: advantages and filters, one row a group.
+        shortfall: prompts asked for less groups that carry a gradient.
+        sample_s: seconds in the engine. reward_s: all other seconds of the collection: choosing
+            items, grading, rewards, advantages, filters.
     """
 
     groups: list[Group]
-    advantages: GroupAdvantages
-    seconds: float
+    signal: Signal
+    shortfall: int
+    sample_s: float
+    reward_s: float
+
+    @property
+    def advantages(self) -> GroupAdvantages:
+        return self.signal.advantages
+
+    @property
+    def filter_state(self) -> FilterState:
+        """To be handed to the next step's `collect`, and kept in the checkpoint."""
+        return self.signal.state
+
+    @property
+    def seconds(self) -> float:
+        return self.sample_s + self.reward_s
+
+    def counters(self) -> dict[str, float]:
+        """Numbers of the filters for the log: groups drawn, kept and filtered; rollouts filtered.
+
+        ``filter_threshold`` is NaN where the filter has none; ``filter_emptied`` is 1 when the
+        filter took every live group; each trajectory rule in use has a counter of its own.
+        """
+        signal = self.signal
+        rules = {f"filtered_{name}": float(n) for name, n in signal.trajectories_filtered.items()}
+        return {
+            "groups_drawn": float(len(self.groups)),
+            "groups_kept": float(signal.kept.sum()),
+            "groups_filtered": float(signal.groups_filtered),
+            "filter_emptied": float(signal.emptied),
+            "filter_threshold": signal.threshold,
+            "shortfall": float(self.shortfall),
+            "trajectories_filtered": float(sum(signal.trajectories_filtered.values())),
+            **rules,
+        }
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -103,17 +150,19 @@ class Sampler:
         seeds: Sequence[int],
         temperature: float,
         max_new_tokens: int,
-        weights: dict[str, float],
+        reward: RewardConf,
         step: int,
         first_group: int = 0,
-    ) -> list[Group]:
+    ) -> Drawn:
         """``n`` graded samples of every item; items with equal stop rules share a batch.
 
         Args:
-            seeds: one per item. temperature: of sampling. max_new_tokens: tokens.
-            weights: reward components. first_group: number of the first group within the step.
+            seeds: one per item. temperature: of sampling. max_new_tokens: tokens; also the budget
+            that ``overlong`` measures against. reward: components, clip and overlong buffer.
+            first_group: number of the first group within the step.
         """
         groups: list[Group | None] = [None] * len(items)
+        sample_s = 0.0
         by_stop: dict[tuple[str, ...], list[int]] = {}
         for i, item in enumerate(items):
             by_stop.setdefault(item.stop, []).append(i)
@@ -121,12 +170,15 @@ class Sampler:
             batch = [items[i] for i in places]
             prompts = [encode_prompt(self.tokenizer, item) for item in batch]
             params = SamplingParams(temperature, max_new_tokens, stop_ids(self.tokenizer, batch))
+            started = time.perf_counter()
             results = self.engine.generate(prompts, params, n, [seeds[i] for i in places])
+            sample_s += time.perf_counter() - started
             for i, item, prompt, completions in zip(places, batch, prompts, results, strict=True):
                 groups[i] = self._grade(
-                    item, prompt, completions, seeds[i], weights, step, first_group + i
-                )
-        return [g for g in groups if g is not None]
+                    item, prompt, completions, seeds[i], max_new_tokens, reward, step,
+                    first_group + i,
+                )  # fmt: skip
+        return Drawn([g for g in groups if g is not None], sample_s)
 
     def _grade(
         self,
@@ -134,7 +186,8 @@ class Sampler:
         prompt: np.ndarray,
         completions: Sequence[Completion],
         seed: int,
-        weights: dict[str, float],
+        budget_tokens: int,
+        conf: RewardConf,
         step: int,
         group: int,
     ) -> Group:
@@ -147,7 +200,9 @@ class Sampler:
         ):
             if completion.finish_reason == "abort":
                 grade = Grade("unscorable", detail="engine abort")
-            reward, components = compose(weights, item, text, grade)
+            length = len(completion.token_ids)
+            scored = Scored(item, text, grade, length, budget_tokens, conf.overlong_buffer)
+            reward, components = compose(conf.components, scored, conf.clip)
             trajectories.append(
                 Trajectory(
                     item=item,
@@ -161,33 +216,41 @@ class Sampler:
                     sample=sample,
                     seed=seed,
                     components=components,
-                    features=self.domain.features(item, text, len(completion.token_ids)),
+                    features=self.domain.features(item, text, length),
                 )
             )
         return Group(item, trajectories)
 
 
 def collect(
-    sampler: Sampler, cfg: EvojaxConf, pool: Sequence[Item], stats: ItemStats, step: int
+    sampler: Sampler,
+    cfg: EvojaxConf,
+    pool: Sequence[Item],
+    stats: ItemStats,
+    step: int,
+    filter_state: FilterState,
 ) -> StepRollouts:
     """Rollouts of one step, with advantages set and filters applied.
 
-    Dead groups (all rewards equal) are replaced by fresh draws for ``filter.refill_rounds``
-    rounds; a step that stays short of live groups trains on those it has.
+    Grade, compose and clip rewards, apply trajectory rules, estimate advantages, filter groups.
+    With dynamic sampling, groups that carry no gradient (dead, dropped or filtered) are replaced
+    by as many fresh draws, for at most ``filter.refill_rounds`` rounds; a step that stays short
+    trains on what it has and counts the shortfall. After every draw all groups of the step are
+    judged anew, always with the filter's state of the step before, so that what is kept, and the
+    state handed on, depend on the step's groups only and not on how many rounds they came in.
+    No rule keeps more than one group more when one group is added; hence a step never has more
+    than ``train.prompts_per_step`` groups with a gradient, and nothing is thrown away.
 
     Args:
         pool: training items. stats: success rates so far (updated here). step: update index
-            counted from the base policy.
+            counted from the base policy. filter_state: as the step before left it.
     """
-    started = time.perf_counter()
+    started, sample_s = time.perf_counter(), 0.0
     select = SELECTORS.get(cfg.data.selection, "data.selection")
     want = cfg.train.prompts_per_step
     groups: list[Group] = []
-    advantages: GroupAdvantages | None = None
+    missing, signal = want, None
     for refill in range(cfg.filter.refill_rounds + 1):
-        missing = want if advantages is None else want - int(advantages.live.sum())
-        if missing <= 0:
-            break
         items = select(pool, step, missing, cfg.seed, stats, cfg.data, refill)
         seeds = [derive(cfg.seed, "sample", step, refill, i) for i in range(len(items))]
         drawn = sampler.draw(
@@ -196,54 +259,56 @@ def collect(
             seeds,
             cfg.sampling.temperature,
             cfg.sampling.max_new_tokens,
-            cfg.reward.components,
+            cfg.reward,
             step,
             first_group=len(groups),
         )
-        for group in drawn:
+        sample_s += drawn.sample_s
+        for group in drawn.groups:
             group.refill_round = refill
-        fresh = _set_advantages(drawn, cfg, step, refill)
-        groups.extend(drawn)
-        advantages = fresh if advantages is None else _joined(advantages, fresh)
-    assert advantages is not None
+        if cfg.train.shuffle_rewards:
+            shuffle_rewards(drawn.groups, stream(cfg.seed, "shuffle", step, refill))
+        groups.extend(drawn.groups)
+        signal = judge([g.trajectories for g in groups], cfg, filter_state)
+        missing = want - int(signal.kept.sum())
+        if missing <= 0:
+            break
+    assert signal is not None
+    _write_back(groups, signal.advantages)
     for group in groups:
         scored = [t for t in group.trajectories if t.grade.status != "unscorable"]
         right = sum(t.grade.status == "correct" for t in scored)
         stats.add(group.item.id, float(right), float(len(scored)))
-    return StepRollouts(groups, advantages, time.perf_counter() - started)
+    reward_s = time.perf_counter() - started - sample_s
+    return StepRollouts(groups, signal, missing, sample_s, reward_s)
 
 
-def _set_advantages(
-    groups: Sequence[Group], cfg: EvojaxConf, step: int, refill: int
-) -> GroupAdvantages:
-    """Advantages of freshly drawn groups, also written into their trajectories.
+def shuffle_rewards(groups: Sequence[Group], rng: np.random.Generator) -> None:
+    """Deal the rewards of freshly drawn groups, with their components, out anew.
 
-    Under dynamic sampling a dead group leaves the batch: its tokens leave the loss's divisor.
+    Unscorable rollouts keep having no reward: the control must not train on them either.
     """
-    rewards = np.array([[t.reward for t in g.trajectories] for g in groups], dtype=np.float64)
-    include = np.ones(rewards.shape, dtype=bool)
-    if cfg.filter.drop_truncated:
-        include = ~np.array([[t.truncated for t in g.trajectories] for g in groups])
-    if cfg.train.shuffle_rewards:
-        order = stream(cfg.seed, "shuffle", step, refill).permutation(rewards.size)
-        rewards = rewards.reshape(-1)[order].reshape(rewards.shape)
-    table = RewardTable(rewards, cfg.algorithm.dead_tolerance, include)
-    result = estimate(cfg.algorithm.advantage, table, cfg.algorithm.advantage_clip)
-    if cfg.filter.refill_rounds:
-        result = dataclasses.replace(result, weight=result.weight & result.live[:, None])
+    places = [
+        (group, i)
+        for group in groups
+        for i, t in enumerate(group.trajectories)
+        if np.isfinite(t.reward)
+    ]
+    honest = [group.trajectories[i] for group, i in places]
+    for (group, i), source in zip(places, rng.permutation(len(honest)), strict=True):
+        group.trajectories[i] = dataclasses.replace(
+            group.trajectories[i],
+            reward=honest[source].reward,
+            components=honest[source].components,
+        )
+
+
+def _write_back(groups: Sequence[Group], result: GroupAdvantages) -> None:
+    """Write advantages, and whether the loss counts them, into the trajectories."""
     for g, group in enumerate(groups):
         group.trajectories = [
             dataclasses.replace(
-                t,
-                reward=float(rewards[g, s]),
-                advantage=float(result.advantages[g, s]),
-                kept=bool(result.weight[g, s]),
+                t, advantage=float(result.advantages[g, s]), kept=bool(result.weight[g, s])
             )
             for s, t in enumerate(group.trajectories)
         ]
-    return result
-
-
-def _joined(first: GroupAdvantages, second: GroupAdvantages) -> GroupAdvantages:
-    pairs = ((getattr(first, f.name), getattr(second, f.name)) for f in dataclasses.fields(first))
-    return GroupAdvantages(*(np.concatenate(pair) for pair in pairs))

@@ -44,20 +44,22 @@ def evaluate(sampler: Sampler, cfg: EvojaxConf, items: Sequence[Item], step: int
         step: update count of the weights that are being scored (recorded in the evidence).
     """
     seeds = [derive(cfg.eval.seed, "eval", item.id) for item in items]
-    groups = sampler.draw(
+    drawn = sampler.draw(
         items,
         cfg.eval.samples,
         seeds,
         cfg.eval.temperature,
         cfg.eval.max_new_tokens,
-        cfg.reward.components,
+        cfg.reward,
         step,
     )
     scores, lost, total = {}, 0, 0
-    for group in groups:
+    for group in drawn.groups:
         scored = [t for t in group.trajectories if t.grade.status != "unscorable"]
         lost += len(group.trajectories) - len(scored)
         total += len(group.trajectories)
         right = sum(t.grade.status == "correct" for t in scored)
         scores[group.item.id] = right / len(scored) if scored else float("nan")
-    return Evaluation(scores, lost / max(total, 1), [t for g in groups for t in g.trajectories])
+    return Evaluation(
+        scores, lost / max(total, 1), [t for g in drawn.groups for t in g.trajectories]
+    )

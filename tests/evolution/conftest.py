@@ -42,7 +42,7 @@ train:
     "sampling/default.yaml": "temperature: 1.0  # > 0\ngroup_size: 8\nmax_new_tokens: 6\n",
     "reward/correct.yaml": "components:\n  correct: 1.0\n",
     "filter/none.yaml": "# nothing is dropped\nrefill_rounds: 0\n# about cut answers\n"
-    "drop_truncated: false\n",
+    "trajectory: []\n",
     "filter/dynamic.yaml": "refill_rounds: 2\n",
     "algorithm/grpo.yaml": "lr: 1.0e-4\nepochs: 1\neps_high: 0.28\n",
     "eval/default.yaml": "samples: 8\n",

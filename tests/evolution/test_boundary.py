@@ -25,8 +25,15 @@ PICK = "+experiment=math"
     ("overrides", "words"),
     [
         (["filter.refill_rounds=2"], []),
-        (["filter.refill_rounds=2", "filter.drop_truncated=true"], []),
+        (["filter.refill_rounds=2", "filter.trajectory=[truncated]"], []),
         (["filter=dynamic"], []),
+        (["filter.trajectory=[truncated,idle]", "filter.group=top_p_mass"], []),
+        (["filter.trajectory=[tired]"], ["outside what is allowed"]),
+        (["filter.trajectory=[idle,idle]"], ["outside what is allowed"]),
+        (["filter.group=all"], ["outside what is allowed"]),
+        (["filter.keep=0.0"], ["from 0.05 to 0.99"]),
+        (["reward.clip=2.0", "+reward.components.overlong=0.5"], []),
+        (["reward.overlong_buffer=-1"], ["a whole number from 0 to 4096"]),
         ([], ["nothing differs"]),
         (["filter.refill_rounds=2", "algorithm.lr=3e-5"], ["more than one factor"]),
         (["filter.refill_rounds=99"], ["a whole number from 0 to 8"]),
@@ -93,7 +100,7 @@ def test_declared_factor_must_be_the_one_that_changes(shared_conf: Path) -> None
 def test_edits_are_checked_before_they_are_made() -> None:
     good = {"algorithm.epochs": 2, "diagnostics.metrics": ["accuracy"]}
     assert edit_problems(good, MUTABLE) == []
-    bad = {"algorithm.epochs": True, "eval.samples": 1, "filter.drop_truncated": 1,
+    bad = {"algorithm.epochs": True, "eval.samples": 1, "filter.trajectory": ["x"],
            "diagnostics.metrics": ["../x"], "data.selection": "evojax.x"}  # fmt: skip
     assert [p.where for p in edit_problems(bad, MUTABLE)] == list(bad)
     assert edit_problems({"algorithm.epochs": 2}, ["data"])

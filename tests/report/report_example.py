@@ -22,7 +22,7 @@ index 3f1c2aa..9d0be11 100644
  # What is left out of the update, and whether it is replaced.
 -refill_rounds: 0  # dynamic sampling: extra draws to replace dead groups
 +refill_rounds: 2  # dynamic sampling: extra draws to replace dead groups
- drop_truncated: false
+ trajectory: []
 """
 
 

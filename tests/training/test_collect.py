@@ -10,9 +10,17 @@ import pytest
 
 from evojax.config import EvojaxConf
 from evojax.evidence.types import Completion, FinishReason, Grade, Item
+from evojax.grpo.filters import FilterState
 from evojax.policy.tokenizer import CharTokenizer
 from evojax.rollout.base import SamplingParams
-from evojax.training.collect import Sampler, collect, encode_prompt, stop_ids, visible_text
+from evojax.training.collect import (
+    Sampler,
+    StepRollouts,
+    collect,
+    encode_prompt,
+    stop_ids,
+    visible_text,
+)
 from evojax.training.selection import ItemStats
 
 TOKENIZER = CharTokenizer(16)
@@ -92,8 +100,16 @@ RIGHT_HALF = {
 ALL_WRONG = [completion("99\n")] * 4
 
 
-def run(engine: Scripted, cfg: EvojaxConf, pool: list[Item], stats: ItemStats | None = None):
-    return collect(Sampler(engine, LastDigit(), TOKENIZER), cfg, pool, stats or ItemStats(), step=0)
+def run(
+    engine: Scripted,
+    cfg: EvojaxConf,
+    pool: list[Item],
+    stats: ItemStats | None = None,
+    state: FilterState | None = None,
+    step: int = 0,
+) -> StepRollouts:
+    sampler = Sampler(engine, LastDigit(), TOKENIZER)
+    return collect(sampler, cfg, pool, stats or ItemStats(), step, state or FilterState())
 
 
 def test_live_and_dead_groups() -> None:
@@ -158,7 +174,7 @@ def test_truncated_completions_can_be_left_out_of_the_loss() -> None:
     mixed = [completion("0\n"), completion("9\n"), completion("77", "length"), completion("0\n")]
     kept = run(Scripted({}, mixed), config(), items(1))
     assert kept.advantages.weight.all()
-    out = run(Scripted({}, mixed), config(drop_truncated=True), items(1))
+    out = run(Scripted({}, mixed), config(trajectory=["truncated"]), items(1))
     assert out.advantages.weight[0].tolist() == [True, True, False, True]
     # mean over the three kept members: 2/3
     assert out.advantages.advantages[0, 1] == pytest.approx(-2 / 3 / np.sqrt(1 / 3), abs=1e-3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from evojax.config import DomainConf
 from evojax.domains.base import DOMAINS
@@ -28,6 +28,10 @@ class MathDomain:
     Raises:
         InputError: every problem of the configuration or of the file.
     """
+
+    feature_names: ClassVar[frozenset[str]] = frozenset(
+        {"tokens", "chars", "answer_chars", "digits_share", "boxes", "thinks"}
+    )
 
     def __init__(self, conf: DomainConf):
         problems = size_problems(conf)

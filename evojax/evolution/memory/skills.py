@@ -35,7 +35,7 @@ class Edit(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    set: bool | int | float | str | None = None
+    set: bool | int | float | str | list[str] | None = None
     multiply: float | None = None
     add: float | None = None
     low: float = Field(default=-math.inf, alias="min")
