@@ -1,0 +1,142 @@
+"""KL estimates and losses. Expectations over a 5-token vocabulary are exact enumerations."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evojax.errors import InputError
+from evojax.grpo.kl import KL_LOSSES, k1, k2, k3
+
+LOGITS = jnp.array([0.3, -1.0, 0.5, 0.1, 0.0])
+REFERENCE = jax.nn.log_softmax(jnp.array([-0.4, 0.2, 0.9, -0.7, 0.3]))
+OLDER = jax.nn.log_softmax(jnp.array([0.8, -0.6, -0.1, 0.4, 0.2]))
+
+
+def row(*values):
+    return jnp.array([values], jnp.float32)
+
+
+def mask(*values):
+    return jnp.array([values], bool)
+
+
+def expected_gradient(estimate, drawn_from=None):
+    """``E over tokens of grad estimate``: the samples are fixed, the estimate is differentiated."""
+    probability = jnp.exp(jax.nn.log_softmax(LOGITS) if drawn_from is None else drawn_from)
+
+    def mean(logits):
+        logp = jax.nn.log_softmax(logits)[None]
+        return jnp.sum(probability[None] * estimate(logp, REFERENCE[None], jnp.ones((1, 5), bool)))
+
+    return jax.grad(mean)(LOGITS)
+
+
+def kl_gradient(reverse):
+    """Gradient of KL(cur || ref), or with ``reverse`` of KL(ref || cur)."""
+
+    def value(logits):
+        logp = jax.nn.log_softmax(logits)
+        if reverse:
+            return jnp.sum(jnp.exp(REFERENCE) * (REFERENCE - logp))
+        return jnp.sum(jnp.exp(logp) * (logp - REFERENCE))
+
+    return jax.grad(value)(LOGITS)
+
+
+def loss(name, old):
+    return lambda cur, ref, valid: KL_LOSSES.get(name, "algorithm.kl_loss")(
+        cur, ref, jnp.broadcast_to(old, cur.shape), valid
+    )
+
+
+def test_values_by_hand_and_masked():
+    args = row(-1, -2, 9), row(-1.5, -1.9, jnp.nan), mask(1, 1, 0)
+    np.testing.assert_allclose(k1(*args), [[0.5, -0.1, 0]], rtol=1e-5)
+    np.testing.assert_allclose(k2(*args), [[0.125, 0.005, 0]], rtol=1e-5)
+    expected = [[np.exp(-0.5) - 0.5, np.exp(0.1) - 1.1, 0]]
+    np.testing.assert_allclose(k3(*args), expected, rtol=1e-4)
+
+
+def test_k1_and_k3_have_the_divergence_as_their_expected_value():
+    logp = jax.nn.log_softmax(LOGITS)
+    divergence = float(jnp.sum(jnp.exp(logp) * (logp - REFERENCE)))
+    for estimate in (k1, k3):
+        values = estimate(logp[None], REFERENCE[None], jnp.ones((1, 5), bool))
+        assert float(jnp.sum(jnp.exp(logp)[None] * values)) == pytest.approx(divergence, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["k2", "k3_is"])
+def test_loss_gradient_is_that_of_the_divergence(name):
+    old = jax.nn.log_softmax(LOGITS)
+    np.testing.assert_allclose(
+        expected_gradient(loss(name, old)), kl_gradient(reverse=False), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_k1_as_a_loss_has_no_pull_at_all():
+    np.testing.assert_allclose(expected_gradient(k1), jnp.zeros(5), atol=1e-7)
+    assert np.abs(kl_gradient(reverse=False)).max() > 0.05
+
+
+def test_plain_k3_as_a_loss_pulls_along_the_other_divergence():
+    gradient = expected_gradient(k3)
+    np.testing.assert_allclose(gradient, kl_gradient(reverse=True), rtol=1e-4, atol=1e-6)
+    assert np.abs(gradient - kl_gradient(reverse=False)).max() > 0.02
+
+
+def test_only_the_weighted_k3_stays_exact_on_tokens_of_an_older_policy():
+    exact = kl_gradient(reverse=False)
+    weighted = expected_gradient(loss("k3_is", OLDER), drawn_from=OLDER)
+    np.testing.assert_allclose(weighted, exact, rtol=1e-4, atol=1e-6)
+    unweighted = expected_gradient(loss("k2", OLDER), drawn_from=OLDER)
+    assert np.abs(unweighted - exact).max() > 0.02
+
+
+@pytest.mark.parametrize("name", ["k2", "k3_is"])
+def test_padding_reference_and_old_policy_take_no_gradient(name):
+    args = row(-1, -jnp.inf), row(-2, jnp.inf), row(-1.5, jnp.nan), mask(1, 0)
+    function = KL_LOSSES.get(name, "algorithm.kl_loss")
+    by_cur, by_ref, by_old = jax.grad(lambda *a: function(*a, args[3]).sum(), argnums=(0, 1, 2))(
+        *args[:3]
+    )
+    assert np.isfinite(by_cur).all() and by_cur[0, 0] > 0 and by_cur[0, 1] == 0.0
+    assert not by_ref.any() and not by_old.any()
+
+
+def test_equal_policies_have_no_divergence_and_no_pull():
+    same = row(-1, -2)
+    for name in KL_LOSSES:
+        function = KL_LOSSES.get(name, "algorithm.kl_loss")
+        gradient = jax.grad(lambda x, f=function: f(x, same, same, mask(1, 1)).sum())(same)
+        assert not np.asarray(gradient).any(), name
+
+
+def test_far_apart_policies_stay_finite():
+    for cur, ref in ((row(0.0), row(-500.0)), (row(-500.0), row(0.0))):
+        assert float(k3(cur, ref, mask(1))[0, 0]) <= 19.0 and abs(k1(cur, ref, mask(1))[0, 0]) == 20
+        for name in KL_LOSSES:
+            function = KL_LOSSES.get(name, "algorithm.kl_loss")
+            gradient = jax.grad(lambda x, f=function, r=ref, c=cur: f(x, r, c, mask(1)).sum())(cur)
+            assert np.isfinite(gradient).all(), name
+    assert float(k3(row(-500.0), row(0.0), mask(1))[0, 0]) == 10.0
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(-15, 0, width=32), min_size=1, max_size=6))
+def test_k2_and_k3_are_never_negative(values):
+    cur = row(*values)
+    valid = jnp.ones_like(cur, bool)
+    assert k3(cur, jnp.flip(cur), valid).min() >= 0.0
+    assert k2(cur, jnp.flip(cur), valid).min() >= 0.0
+
+
+def test_k1_and_k3_are_not_offered_as_losses():
+    assert list(KL_LOSSES) == ["k2", "k3_is"]
+    for name in ("k1", "k3"):
+        with pytest.raises(InputError, match="k3_is"):
+            KL_LOSSES.get(name, "algorithm.kl_loss")
