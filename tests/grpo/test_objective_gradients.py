@@ -103,10 +103,9 @@ def test_gradient_equals_finite_differences_of_a_softmax(name, aggregation):
 
 def test_the_problem_reaches_every_side_of_the_clip():
     logits, chosen, valid, old, a = problem()
+    cur, before, adv = (jnp.array(x, jnp.float32) for x in (chosen_logp(logits, chosen), old, a))
     out = OBJECTIVES.get("clip", "algorithm.objective")(
-        *(jnp.array(x, jnp.float32) for x in (chosen_logp(logits, chosen), old, a)),
-        jnp.array(valid),
-        Bounds(LOW, HIGH, DUAL),
+        cur, before, adv, jnp.array(valid), Bounds(LOW, HIGH, DUAL)
     )
     for side in (out.clip_high, out.clip_low, out.clip_dual):
         assert np.asarray(side).any()
@@ -125,16 +124,13 @@ def test_micro_batches_padding_and_order_leave_loss_and_gradient_alone(name, agg
         total, gradient = 0.0, np.zeros((3, 4))
         for lines in micro_batches:
             cur, before, adv, mask, weight = (
-                np.pad(x[lines], ((0, 0), (0, padding))).astype(
-                    bool if x.dtype == bool else np.float32
-                )
-                for x in arrays
+                jnp.array(np.pad(x[lines], ((0, 0), (0, padding)))) for x in arrays
             )
 
-            def loss(x, rest=(before, adv, mask), w=weight):
-                return jnp.sum(w * objective(x, *map(jnp.array, rest), Bounds(LOW, HIGH)).loss)
+            def loss(x, b=before, a=adv, m=mask, w=weight):
+                return jnp.sum(w * objective(x, b, a, m, Bounds(LOW, HIGH)).loss)
 
-            value, slope = jax.value_and_grad(loss)(jnp.array(cur))
+            value, slope = jax.value_and_grad(loss)(cur)
             total += float(value)
             gradient[lines] += np.asarray(slope)[:, :4]
         return total, gradient

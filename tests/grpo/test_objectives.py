@@ -186,12 +186,8 @@ def test_objectives_equal_their_oracle(seed, name, dual):
     cur, old = rng.normal(-1, 0.6, (2, 3, 5))
     advantages = np.repeat(rng.normal(size=(3, 1)), 5, axis=1)
     valid = rng.random((3, 5)) < 0.7
-    out = call(
-        name,
-        *(jnp.array(x, jnp.float32) for x in (cur, old, advantages)),
-        jnp.array(valid),
-        Bounds(0.2, 0.28, dual),
-    )
+    arrays = (jnp.array(x, jnp.float32) for x in (cur, old, advantages))
+    out = call(name, *arrays, response_mask=jnp.array(valid), bounds=Bounds(0.2, 0.28, dual))
     expected = oracle(name, cur, old, advantages, valid, 0.2, 0.28, dual)
     np.testing.assert_allclose(out.loss, expected, rtol=2e-4, atol=1e-5)
 

@@ -39,7 +39,7 @@ def estimate(name: str, table: RewardTable, clip: float | None = None) -> GroupA
         InputError: no such estimator, or rewards that it cannot take.
         ValueError: clip is not above 0.
 
-    >>> estimate("dr_grpo", RewardTable([[1.0, 0, 0, 0]], 1e-6), clip=0.5).advantages.tolist()
+    >>> estimate("dr_grpo", RewardTable(np.eye(1, 4), 1e-6), clip=0.5).advantages.tolist()
     [[0.5, -0.25, -0.25, -0.25]]
     """
     result = ADVANTAGES.get(name, "algorithm.advantage")(table)

@@ -21,7 +21,7 @@ class RewardTable:
     """Rewards of one batch: G groups (prompts) of S members (samples).
 
     Args:
-        rewards: float64 ``[G, S]``; NaN or None marks an unscorable member.
+        rewards: float64 ``[G, S]``; NaN marks an unscorable member.
         tolerance: reward units, >= 0: rewards closer than this are equal.
         include: bool ``[G, S]``; False leaves a member out as if it were unscorable (filters).
             None includes all.

@@ -25,7 +25,7 @@ def batch_std(table: RewardTable) -> GroupAdvantages:
     References:
         LitePPO, arXiv 2508.08221, section 4.1.
 
-    >>> table = RewardTable([[1.0, 0.0], [1.0, 1.0]], tolerance=1e-6)
+    >>> table = RewardTable(np.array([[1.0, 0.0], [1.0, 1.0]]), tolerance=1e-6)
     >>> batch_std(table).advantages.round(3).tolist()  # std of 1, 0, 1, 1 is 0.5
     [[1.0, -1.0], [0.0, 0.0]]
     """

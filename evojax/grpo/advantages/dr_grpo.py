@@ -23,7 +23,8 @@ def dr_grpo(table: RewardTable) -> GroupAdvantages:
     References:
         Dr.GRPO, arXiv 2503.20783, section 3.
 
-    >>> dr_grpo(RewardTable([[1.0, 0.0, 0.0, 0.0]], tolerance=1e-6)).advantages.tolist()
+    >>> import numpy as np
+    >>> dr_grpo(RewardTable(np.eye(1, 4), tolerance=1e-6)).advantages.tolist()
     [[0.75, -0.25, -0.25, -0.25]]
     """
     who = members(table)

@@ -19,7 +19,9 @@ def grpo(table: RewardTable) -> GroupAdvantages:
     References:
         DeepSeekMath, arXiv 2402.03300, section 4.1.
 
-    >>> out = grpo(RewardTable([[1.0, 0.0, 0.0, 0.0], [0.1, 0.1, 0.1, None]], tolerance=1e-6))
+    >>> import numpy as np
+    >>> rewards = np.array([[1.0, 0.0, 0.0, 0.0], [0.1, 0.1, 0.1, np.nan]])
+    >>> out = grpo(RewardTable(rewards, tolerance=1e-6))
     >>> out.advantages.round(2).tolist()
     [[1.5, -0.5, -0.5, -0.5], [0.0, 0.0, 0.0, 0.0]]
     >>> out.dead.tolist(), out.weight[1].tolist()

@@ -30,7 +30,7 @@ def maxrl(table: RewardTable) -> GroupAdvantages:
     References:
         MaxRL, arXiv 2602.02710.
 
-    >>> maxrl(RewardTable([[1.0, 0.0, 0.0, 0.0]], tolerance=1e-6)).advantages.round(3).tolist()
+    >>> maxrl(RewardTable(np.eye(1, 4), tolerance=1e-6)).advantages.round(3).tolist()
     [[3.0, -1.0, -1.0, -1.0]]
     """
     who = members(table)

@@ -24,7 +24,7 @@ def rloo(table: RewardTable) -> GroupAdvantages:
     References:
         Back to Basics (RLOO), arXiv 2402.14740, section 3.
 
-    >>> rloo(RewardTable([[1.0, 0.0, 0.0, 0.0, 0.0]], tolerance=1e-6)).advantages.tolist()
+    >>> rloo(RewardTable(np.eye(1, 5), tolerance=1e-6)).advantages.tolist()
     [[1.0, -0.25, -0.25, -0.25, -0.25]]
     """
     who = members(table)
