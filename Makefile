@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 UV ?= uv
 ARGS ?=
 
-.PHONY: help setup setup-dev math test test-slow lint bench lock clean
+.PHONY: help setup setup-dev math test test-slow lint bench throughput baselines lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -66,8 +66,14 @@ lint: setup-dev ## ruff and pyright
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: setup ## speed of this machine, as JSON
+bench: setup ## speed of this machine, as JSON (ARGS="--shapes main_job")
 	@$(BIN)/python -m evojax.bench $(ARGS)
+
+throughput: setup ## evojax beside TRL, one after the other; makes TRL's own environment
+	$(BIN)/python -m experiments.throughput.run $(ARGS)
+
+baselines: setup ## six recipes on three seeds each (ARGS="--seeds 0")
+	$(BIN)/python -m experiments.baselines.run $(ARGS)
 
 lock: ## resolve the dependencies anew (needs uv)
 	$(UV) pip compile pyproject.toml --universal --python-version 3.11 --fork-strategy fewest \

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
 def rows_of(table: Path) -> list[dict[str, Any]]:
@@ -24,6 +27,7 @@ def run_missing(
     wanted: Sequence[Mapping[str, Any]],
     arguments: Mapping[str, Sequence[str]],
     output_root: Path,
+    details: Callable[[Path], dict[str, Any]] = lambda run_dir: {},
 ) -> list[dict[str, Any]]:
     """Run what the table lacks and append one row for each finished run.
 
@@ -31,6 +35,7 @@ def run_missing(
         wanted: rows to have, as ``{"arm": ..., "seed": ...}``.
         arguments: arm -> command line of evojax without the seed.
         output_root: where run directories go.
+        details: what else of a finished run directory belongs into its row.
     """
     done = {(row["arm"], row["seed"]) for row in rows_of(table)}
     for want in wanted:
@@ -39,15 +44,32 @@ def run_missing(
             print(f"{key[0]} seed {key[1]}: in the table already", flush=True)
             continue
         root = output_root / f"{key[0]}-{key[1]}"
-        row = {"arm": key[0], "seed": key[1], **run_one(arguments[key[0]], key[1], root)}
-        with table.open("a") as file:
-            file.write(json.dumps(row, sort_keys=True) + "\n")
-        print(json.dumps(row, sort_keys=True), flush=True)
+        summary, process_s = run_one(arguments[key[0]], key[1], root)
+        row = {"arm": key[0], "seed": key[1], **measured(read_json(summary), process_s)}
+        append(table, row | details(summary.parent))
     return rows_of(table)
 
 
-def run_one(arguments: Sequence[str], seed: int, root: Path) -> dict[str, Any]:
-    """One run of evojax below ``root``, resumed when an earlier one was cut short."""
+def append(table: Path, row: Mapping[str, Any]) -> None:
+    """Add one row to a results file, and show it without its scores of single items."""
+    table.parent.mkdir(parents=True, exist_ok=True)
+    with table.open("a") as file:
+        file.write(json.dumps(row, sort_keys=True) + "\n")
+    shown = {key: value for key, value in row.items() if not key.endswith("scores")}
+    print(json.dumps(shown, sort_keys=True), flush=True)
+
+
+def read_json(path: Path) -> Any:
+    """Content of a JSON file."""
+    return json.loads(path.read_text())
+
+
+def run_one(arguments: Sequence[str], seed: int, root: Path) -> tuple[Path, float]:
+    """One run of evojax below ``root``, resumed when an earlier one was cut short.
+
+    Returns:
+        Its summary.json, and the seconds of the process.
+    """
     cut = sorted(p.parent for p in root.glob("*/*/run.json"))
     words = [f"resume={cut[-1]}"] if cut else [*arguments, f"seed={seed}", f"output_root={root}"]
     mode = [w for w in arguments if w.startswith("mode=")]
@@ -56,7 +78,7 @@ def run_one(arguments: Sequence[str], seed: int, root: Path) -> dict[str, Any]:
     began = time.perf_counter()
     subprocess.run(command, check=True)
     (path,) = root.glob("*/*/summary.json")
-    return measured(json.loads(path.read_text()), time.perf_counter() - began)
+    return path, time.perf_counter() - began
 
 
 def measured(summary: Mapping[str, Any], process_s: float) -> dict[str, Any]:
@@ -113,3 +135,16 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
             f'<text x="{width - 70}" y="{y + 4}">{delta:+.3f}</text>',
         ]
     path.write_text("\n".join([*parts, "</svg>"]) + "\n")
+
+
+def replace_block(readme: Path, block: str) -> None:
+    """Put ``block`` between the marks of ``readme``.
+
+    Raises:
+        ValueError: the marks are not there.
+    """
+    text = readme.read_text()
+    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"{readme} has no block {BEGIN} ... {END}")
+    readme.write_text(pattern.sub(lambda _: f"{BEGIN}\n{block}\n{END}", text))

@@ -286,6 +286,8 @@ def _choose(data: CommentedMap, override: Override) -> None:
                     entry[name] = option
                     return
     at = listed.index("_self_") if "_self_" in listed else len(listed)
+    if override.is_add():  # Hydra wants overrides after everything that is added
+        at = next((i for i, entry in enumerate(listed) if "override " in str(entry)), at)
     name = f"/{group}" if override.is_add() else f"override /{group}"
     listed.insert(at, CommentedMap({name: option}))
     if "_self_" not in listed:

@@ -1,0 +1,1 @@
+"""Speed of this machine: whole training steps of named shapes, decoding, updates, compilation."""

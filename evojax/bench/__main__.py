@@ -1,0 +1,183 @@
+"""Speed of this machine: ``python -m evojax.bench [--shapes ...]`` prints one JSON.
+
+For every shape whole GRPO steps run through the real trainer: seconds by part, raw and useful
+tokens per second (useful: the token's advantage is not zero), padding, peak memory, and the
+update's rate beside that of XLA's own matrix products on the same shapes. All groups are live, the
+worst case; the share that would be dead under the tasks' own grades stands beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from evojax.bench.flops import matmul_ceiling, update_flops
+from evojax.bench.rates import (
+    checkpoint_seconds,
+    compile_seconds,
+    decode_rates,
+    pack_live,
+    plain_batch,
+    update_rate,
+)
+from evojax.bench.shapes import SHAPES, Shape, tiny
+from evojax.bench.step import StepTimes, peak_rss_gb, run_steps, step_conf
+from evojax.bench.timing import BUDGET_S, machine, note, spread
+from evojax.config import PolicyConf
+from evojax.grpo.advantages import RewardTable
+from evojax.grpo.pack import Packed
+from evojax.policy.compile_cache import enable_compile_cache
+from evojax.policy.load import SOURCES, Policy, load_policy
+
+SCHEMA = 2
+PARTS = ("rollout_s", "reward_s", "update_s", "sync_s")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured.
+
+    Args:
+        steps: training steps of a shape after the first, which compiles and is not counted.
+        repeats: timed runs of everything else. batches: rows decoded together.
+        decode_prompt, decode_new: tokens. plain_rows, plain_length: the update on unshared
+            sequences.
+    """
+
+    steps: int = 5
+    repeats: int = 5
+    batches: tuple[int, ...] = (1, 8, 32, 64)
+    decode_prompt: int = 96
+    decode_new: int = 64
+    plain_rows: int = 32
+    plain_length: int = 160
+
+
+QUICK = Plan(
+    steps=2, repeats=2, batches=(1, 8), decode_prompt=16, decode_new=8, plain_rows=4,
+    plain_length=32,
+)  # fmt: skip
+
+
+def repacked(step: StepTimes, shape: Shape, micro_batch_groups: int) -> Packed:
+    """The batch that the trainer's update saw in ``step``."""
+    groups = step.groups
+    return pack_live(
+        [g.prompt for g in groups],
+        [g.completions for g in groups],
+        RewardTable(np.array([g.rewards for g in groups]), 1e-6),
+        micro_batch_groups,
+        shape.new,
+    )
+
+
+def shape_figures(
+    policy: Policy, shape: Shape, conf: PolicyConf, plan: Plan, micro_batch_groups: int
+) -> dict[str, Any]:
+    """Every figure of one shape; the steps' first one is a warm-up."""
+    steps = run_steps(
+        policy, shape, step_conf(shape, conf, plan.steps + 1, micro_batch_groups), live=True
+    )[1:]
+    peak = peak_rss_gb()
+    packs = [repacked(step, shape, micro_batch_groups) for step in steps]
+    seconds = {part: _median([getattr(s, part) for s in steps]) for part in PARTS}
+    whole = spread([s.step_s for s in steps])
+    gflop = _median([update_flops(policy.cfg, p) * 1e-9 for p in packs])
+    ceiling = matmul_ceiling(policy.cfg, packs[0], conf.compute_dtype, plan.repeats)
+    rate = gflop / seconds["update_s"]
+    note(
+        f"{shape.name}: {whole['median_s']:.2f} s a step; "
+        + ", ".join(f"{part} {value:.2f}" for part, value in seconds.items())
+        + f"; update {rate:.1f} GFLOP/s, {rate / ceiling['gflop_per_s']:.0%} of the matmuls'"
+    )
+    return {
+        "shape": vars(shape) | {"micro_batch_groups": micro_batch_groups},
+        "step": whole,
+        "parts": seconds,
+        "tokens_per_s": {
+            "raw": _median([s.response_tokens / s.step_s for s in steps]),
+            "useful": _median([s.useful_tokens / s.step_s for s in steps]),
+        },
+        "live_share": _median([s.live_share for s in steps]),
+        "natural_dead_share": 1.0 - float(np.mean([s.natural_live_share for s in steps])),
+        "tokens": {name: _median([p.stats[name] for p in packs]) for name in packs[0].stats},
+        "padding_share": _median([_padding(p) for p in packs]),
+        "peak_rss_gb": peak,
+        "update": {
+            "gflop": gflop,
+            "gflop_per_s": rate,
+            "to_matmul": rate / ceiling["gflop_per_s"],
+        },
+        "matmul": ceiling,
+    }
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(np.median(values))
+
+
+def _padding(packed: Packed) -> float:
+    return 1.0 - packed.stats["tokens_packed"] / packed.stats["tokens_padded"]
+
+
+def measure(conf: PolicyConf, shapes: Sequence[Shape], plan: Plan, micro: int) -> dict[str, Any]:
+    """Every figure as one JSON-ready dictionary; shapes run from the smallest, one after another.
+
+    ``peak_rss_gb`` of a shape is that of the process up to its end.
+    """
+    began = time.perf_counter()
+    before = machine()
+    enable_compile_cache()
+    policy = load_policy(conf, seed=0)
+    note(f"{policy.label} loaded; {before['cores']} cores, load {before['load_1m']:.1f}")
+    figures = {s.name: shape_figures(policy, s, conf, plan, micro) for s in shapes}
+    plain = plain_batch(policy.cfg, plan.plain_rows, plan.plain_length)
+    decode = decode_rates(
+        policy.cfg, policy.params, plan.batches, plan.decode_prompt, plan.decode_new, plan.repeats
+    )
+    return {
+        "schema": SCHEMA,
+        "policy": policy.label,
+        "compute_dtype": conf.compute_dtype,
+        "parameters": int(sum(p.size for p in jax.tree.leaves(policy.params))),
+        "machine": before,
+        "plan": vars(plan) | {"budget_s": BUDGET_S},
+        "shapes": figures,
+        "checkpoint": checkpoint_seconds(policy.cfg, policy.params, min(plan.repeats, 3)),
+        "decode": decode,
+        "plain_update": update_rate(policy.cfg, policy.params, plain, plan.repeats),
+        "compile": {"update": compile_seconds(policy.cfg, plain)},
+        "wall_s": time.perf_counter() - began,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line; see the module's text."""
+    parser = argparse.ArgumentParser(prog="python -m evojax.bench", description=__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=[*SHAPES], default=[*SHAPES])
+    parser.add_argument("--quick", action="store_true", help="two steps and repeats of each")
+    sources = [source for source in SOURCES if source != "path"]
+    parser.add_argument("--policy", choices=sources, default=sources[0])
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--steps", type=int, help="training steps that are timed, per shape")
+    parser.add_argument("--micro-batch-groups", type=int, default=2, help="groups a micro-batch")
+    options = parser.parse_args(argv)
+    plan = QUICK if options.quick else Plan()
+    if options.steps is not None:
+        plan = replace(plan, steps=options.steps)
+    shapes = [s for s in SHAPES.values() if s.name in options.shapes]
+    if options.policy == "random":
+        shapes = [tiny(shape) for shape in shapes]
+    conf = PolicyConf(source=options.policy, compute_dtype=options.dtype)
+    print(json.dumps(measure(conf, shapes, plan, options.micro_batch_groups), indent=1))
+
+
+if __name__ == "__main__":
+    main()
