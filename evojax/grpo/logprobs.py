@@ -31,7 +31,12 @@ def tree_mask(subtree_end: jax.Array) -> jax.Array:
 
 
 def row_logprobs(
-    params: Params, cfg: ModelConfig, row: PackedRows, temperature: jax.Array, remat: bool
+    params: Params,
+    cfg: ModelConfig,
+    row: PackedRows,
+    temperature: jax.Array,
+    remat: bool,
+    entropy_grad: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability and entropy at every response token of one packed row.
 
@@ -42,9 +47,10 @@ def row_logprobs(
         row: one row of a batch, without the leading M.
         temperature: of the sampler, > 0.
         remat: recompute layers in the backward pass.
+        entropy_grad: the entropy is differentiated too; otherwise it costs no backward pass.
 
     Returns:
-        ``logp [N]`` in nats (differentiable) and ``entropy [N]`` in nats (not).
+        ``logp [B, T]`` and ``entropy [B, T]``, nats; what they hold off the mask means nothing.
     """
     mask = tree_mask(row.subtree_end)
     hidden = hidden_states(
@@ -61,7 +67,9 @@ def row_logprobs(
         vectors, start = part
         logits = lm_logits(params, cfg, vectors) / temperature
         log_norm = jax.nn.logsumexp(logits, axis=-1)
-        fixed, fixed_norm = jax.lax.stop_gradient((logits, log_norm))
+        fixed, fixed_norm = (logits, log_norm)
+        if not entropy_grad:
+            fixed, fixed_norm = jax.lax.stop_gradient((logits, log_norm))
         mean_logit = jnp.sum(jnp.exp(fixed - fixed_norm[:, None]) * fixed, axis=-1)
         here = (row.slot >= start) & (row.slot < start + width)
         local = jnp.where(here, row.slot - start, 0)
@@ -80,7 +88,7 @@ def row_logprobs(
 
 
 def row_at(rows: PackedRows, index: jax.Array) -> PackedRows:
-    """Row ``index`` of a batch (the scalars stay as they are)."""
+    """Row ``index`` of a batch (the scalar stays as it is)."""
     return PackedRows(*(x[index] if jnp.ndim(x) else x for x in rows))
 
 
@@ -88,15 +96,17 @@ def row_at(rows: PackedRows, index: jax.Array) -> PackedRows:
 def score(
     params: Params, cfg: ModelConfig, rows: PackedRows, temperature: float | jax.Array
 ) -> jax.Array:
-    """Trainer's log-probabilities ``[M, N]`` of the packed response tokens, nats, 0 off the mask.
+    """Log-probabilities ``[M, B, T]`` of the packed response tokens, nats, 0 off the mask.
 
-    For parity checks: they must equal ``rows.logp_rollout`` before any update.
+    Under the policy of the ratio, under the KL reference, or for parity with the sampler: they
+    must equal ``rows.logp_rollout`` before any update.
     """
     scale = jnp.asarray(temperature, jnp.float32)
 
-    def one_row(index: jax.Array) -> jax.Array:
+    def one_row(index: jax.Array, scores: jax.Array) -> jax.Array:
         row = row_at(rows, index)
-        logp, _ = row_logprobs(params, cfg, row, scale, False)
-        return jnp.where(row.response_mask, logp, 0.0)
+        logp, _ = row_logprobs(params, cfg, row, scale, False, False)
+        return scores.at[index].set(jnp.where(row.response_mask, logp, 0.0))
 
-    return jax.lax.map(one_row, jnp.arange(rows.tokens.shape[0]))
+    nothing = jnp.zeros(rows.slot.shape, jnp.float32)
+    return jax.lax.fori_loop(0, rows.rows, one_row, nothing)

@@ -21,26 +21,35 @@ import numpy as np
 
 from evojax.evidence.types import Completion
 from evojax.grpo.advantages import GroupAdvantages
+from evojax.grpo.aggregation import token_weights
 
 _MIN_TOKENS = 32
 _MIN_SLOTS = 16
+_MIN_RESPONSE = 8
 Array = Any  # numpy on the host, jax.Array inside jit
 
 
 class PackedRows(NamedTuple):
-    """Arrays of one batch: M rows of T tree nodes, K head slots, N response tokens.
+    """Arrays of one batch: M rows of N tree nodes and K head slots, B sequences of T tokens each.
+
+    Everything that is scored lies one sequence a line, so objectives work on ``[B, T]`` and a
+    mask; lines without a sequence have a mask that is False throughout.
 
     Args:
-        tokens, positions: int32 ``[M, T]``; position = depth in the tree.
-        subtree_end: int32 ``[M, T]``, one past the last descendant; 0 for padding.
+        tokens, positions: int32 ``[M, N]``; position = depth in the tree.
+        subtree_end: int32 ``[M, N]``, one past the last descendant; 0 for padding.
         head: int32 ``[M, K]``, nodes whose next-token distribution is wanted.
-        slot: int32 ``[M, N]``, which head slot predicts the response token.
-        target: int32 ``[M, N]``, the sampled token.
-        logp_rollout: float32 ``[M, N]``, nats under the sampling distribution.
-        advantages: float32 ``[M, N]``.
-        response_mask: bool ``[M, N]``, False for padding.
+        slot: int32 ``[M, B, T]``, which head slot predicts the response token.
+        target: int32 ``[M, B, T]``, the sampled token.
+        logp_rollout: float32 ``[M, B, T]``, nats under the sampling distribution.
+        logp_old: float32 ``[M, B, T]``, nats under the policy that the ratio is against.
+        logp_ref: float32 ``[M, B, T]``, nats under the KL reference; 0 until it is scored.
+        advantages: float32 ``[M, B, T]``.
+        response_mask: bool ``[M, B, T]``, False for padding.
+        weight: float32 ``[M, B, T]``, of the token in the loss: the aggregation's weight with the
+            denominators of the whole batch in it; 0 off the mask. Rows, micro-batches and devices
+            only add.
         rows: int32 ``[]``, rows in use; those after it are empty and never computed.
-        token_count: float32 ``[]``, the divisor of the loss (see ``pack``).
     """
 
     tokens: Array
@@ -50,10 +59,12 @@ class PackedRows(NamedTuple):
     slot: Array
     target: Array
     logp_rollout: Array
+    logp_old: Array
+    logp_ref: Array
     advantages: Array
     response_mask: Array
+    weight: Array
     rows: Array
-    token_count: Array
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class Packed:
 
     Args:
         rows: the arrays.
-        owner: int32 ``[M, N, 3]``: group, sample and token index of every response token.
+        owner: int32 ``[M, B, 2]``: group and sample of every line, -1 for lines without one.
         stats: for the log: ``groups_packed``, ``tokens_sequences`` (prompt and response tokens of
             the packed samples), ``tokens_packed`` (nodes), ``tokens_padded`` (nodes and padding).
     """
@@ -140,50 +151,34 @@ def bucket(size: int, minimum: int, parts: int) -> int:
 
 
 class _Row(NamedTuple):
+    """One row: its tree, the head's nodes and, per sequence, its owner and head slots."""
+
     tree: PrefixTree
     head: np.ndarray
-    slot: np.ndarray
-    target: np.ndarray
-    logp: np.ndarray
-    advantages: np.ndarray
-    owner: np.ndarray
+    slots: list[np.ndarray]
+    members: list[tuple[int, int]]
 
 
 def _build_row(
     groups: Sequence[int],
     prompts: Sequence[np.ndarray],
     completions: Sequence[Sequence[Completion]],
-    advantages: GroupAdvantages,
+    weight: np.ndarray,
 ) -> _Row:
     """One row: the weighted samples of ``groups``; the last token of each is only a target."""
     members = [
         (g, s)
         for g in groups
         for s, completion in enumerate(completions[g])
-        if advantages.weight[g, s] and len(completion.token_ids)
+        if weight[g, s] and len(completion.token_ids)
     ]
-    samples = [completions[g][s] for g, s in members]
     tree = prefix_tree(
-        [
-            [*prompts[g].tolist(), *sample.token_ids[:-1].tolist()]
-            for (g, _), sample in zip(members, samples, strict=True)
-        ]
+        [[*prompts[g].tolist(), *completions[g][s].token_ids[:-1].tolist()] for g, s in members]
     )
     nodes = [path[len(prompts[g]) - 1 :] for (g, _), path in zip(members, tree.paths, strict=True)]
     head, slot = np.unique(np.concatenate(nodes), return_inverse=True)
-    return _Row(
-        tree=tree,
-        head=head,
-        slot=slot,
-        target=np.concatenate([sample.token_ids for sample in samples]),
-        logp=np.concatenate([sample.logprobs for sample in samples]),
-        advantages=np.concatenate(
-            [np.full(len(n), advantages.advantages[m]) for n, m in zip(nodes, members, strict=True)]
-        ),
-        owner=np.concatenate(
-            [[(*m, t) for t in range(len(n))] for n, m in zip(nodes, members, strict=True)]
-        ),
-    )
+    slots = np.split(slot, np.cumsum([len(n) for n in nodes])[:-1])
+    return _Row(tree, head, slots, members)
 
 
 def _check(
@@ -208,74 +203,132 @@ def pack(
     completions: Sequence[Sequence[Completion]],
     advantages: GroupAdvantages,
     micro_batch_groups: int,
+    *,
+    aggregation: str,
+    horizon: int,
+    include_dead: bool = False,
+    groups: Sequence[int] | None = None,
 ) -> Packed | None:
-    """Pack a batch of rollouts for the update.
+    """Pack a batch of rollouts, or some of its groups, for one optimizer step.
 
     Only live groups are packed: a dead group has advantage 0 throughout, so its tokens add exactly
-    nothing to the gradient and computing them would be waste. They *are* in ``token_count``, the
-    number of response tokens of all members with weight: so the gradient is that of the whole
-    batch, and a step with few live groups is not silently scaled up.
+    nothing to the gradient and computing them would be waste. They *are* in the denominators of
+    ``weight``: so the gradient is that of the whole batch, and a step with few live groups is not
+    silently scaled up.
 
     Args:
         prompts: G prompts, int ``[p_g]``, at least one token each.
         completions: G lists of S completions. advantages: of the same shape.
         micro_batch_groups: groups that share a row; one row is one micro-batch.
+        aggregation: name in ``AGGREGATIONS``. horizon: its constant, most tokens of a response.
+        include_dead: pack dead groups too: a KL or entropy term gives them a gradient.
+        groups: the groups of this optimizer step (a minibatch), all by default; the denominators
+            are theirs alone.
 
     Returns:
-        The batch, or None when no group is live.
+        The batch, or None when no group carries a gradient.
 
     Raises:
         ValueError: shapes that do not fit together.
     """
     _check(prompts, completions, advantages)
+    chosen = np.arange(len(prompts)) if groups is None else np.asarray(groups, dtype=int)
     lengths = np.array([[len(c.token_ids) for c in group] for group in completions])
-    token_count = int(lengths[advantages.weight].sum())
-    heavy = (advantages.weight & (lengths > 0)).any(axis=1)
-    live = np.flatnonzero(advantages.live & heavy).tolist()
-    if not live:
+    counted = np.zeros_like(advantages.weight)
+    counted[chosen] = advantages.weight[chosen]
+    heavy = (counted & (lengths > 0)).any(axis=1)
+    wanted = heavy & (advantages.live | (advantages.dead & include_dead))
+    order = sorted(  # neighbours share their examples
+        np.flatnonzero(wanted).tolist(), key=lambda g: tuple(prompts[g].tolist())
+    )
+    if not order:
         return None
-    live.sort(key=lambda g: tuple(prompts[g].tolist()))  # neighbours share their examples
-    chunks = np.array_split(live, -(-len(live) // micro_batch_groups))
-    rows = [_build_row(chunk.tolist(), prompts, completions, advantages) for chunk in chunks]
-    capacity = bucket(-(-len(prompts) // micro_batch_groups), 1, 1)
-    most = micro_batch_groups * advantages.weight.shape[1] * int(lengths.max())
-    arrays, owner = _stack(rows, capacity, most, token_count)
-    sequences = sum(len(path) for row in rows for path in row.tree.paths)
+    chunks = np.array_split(order, -(-len(order) // micro_batch_groups))
+    rows = [_build_row(chunk.tolist(), prompts, completions, counted) for chunk in chunks]
+    weight = np.zeros(lengths.shape)
+    weight[counted] = token_weights(aggregation, lengths[counted], horizon)
+    lines = _Lines(
+        completions, advantages.advantages, weight, micro_batch_groups * lengths.shape[1]
+    )
+    capacity = bucket(-(-len(chosen) // micro_batch_groups), 1, 1)
+    arrays, owner = _stack(rows, capacity, bucket(int(lengths.max()), _MIN_RESPONSE, 1), lines)
     nodes = sum(len(row.tree.tokens) for row in rows)
     stats = {
-        "groups_packed": float(len(live)),
-        "tokens_sequences": float(sequences),
+        "groups_packed": float(len(order)),
+        "tokens_sequences": float(sum(len(path) for row in rows for path in row.tree.paths)),
         "tokens_packed": float(nodes),
         "tokens_padded": float(len(rows) * arrays.tokens.shape[1]),
     }
     return Packed(arrays, owner, stats)
 
 
+class _Lines(NamedTuple):
+    """What the lines of a row are filled from: ``[G, S]`` tables, and how many lines a row has."""
+
+    completions: Sequence[Sequence[Completion]]
+    advantages: np.ndarray
+    weight: np.ndarray
+    per_row: int
+
+
 def _stack(
-    rows: Sequence[_Row], capacity: int, most: int, token_count: int
+    rows: Sequence[_Row], capacity: int, width: int, source: _Lines
 ) -> tuple[PackedRows, np.ndarray]:
     """Rows as padded arrays; every size is rounded up to a bucket to bound recompilation."""
     nodes = bucket(max(len(row.tree.tokens) for row in rows), _MIN_TOKENS, 4)
     slots = bucket(max(len(row.head) for row in rows), _MIN_SLOTS, 2)
-    wide = bucket(most, _MIN_SLOTS, 1)
 
-    def padded(values: Sequence[np.ndarray], width: int, dtype: type) -> np.ndarray:
-        out = np.zeros((capacity, width, *values[0].shape[1:]), dtype)
+    def padded(values: Sequence[np.ndarray], size: int) -> np.ndarray:
+        out = np.zeros((capacity, size), np.int32)
         for line, value in zip(out, values, strict=False):
             line[: len(value)] = value
         return out
 
+    shape = (capacity, source.per_row, width)
+    slot, target = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    logp, advantages = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    weight, mask = np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
+    owner = np.full((*shape[:2], 2), -1, np.int32)
+    for m, row in enumerate(rows):
+        for b, (member, places) in enumerate(zip(row.members, row.slots, strict=True)):
+            line = (m, b, slice(len(places)))
+            sample = source.completions[member[0]][member[1]]
+            slot[line], target[line], logp[line] = places, sample.token_ids, sample.logprobs
+            advantages[line], weight[line] = source.advantages[member], source.weight[member]
+            mask[line] = True
+            owner[m, b] = member
     arrays = PackedRows(
-        tokens=padded([row.tree.tokens for row in rows], nodes, np.int32),
-        positions=padded([row.tree.positions for row in rows], nodes, np.int32),
-        subtree_end=padded([row.tree.subtree_end for row in rows], nodes, np.int32),
-        head=padded([row.head for row in rows], slots, np.int32),
-        slot=padded([row.slot for row in rows], wide, np.int32),
-        target=padded([row.target for row in rows], wide, np.int32),
-        logp_rollout=padded([row.logp for row in rows], wide, np.float32),
-        advantages=padded([row.advantages for row in rows], wide, np.float32),
-        response_mask=padded([np.ones(len(row.slot), bool) for row in rows], wide, np.bool_),
+        tokens=padded([row.tree.tokens for row in rows], nodes),
+        positions=padded([row.tree.positions for row in rows], nodes),
+        subtree_end=padded([row.tree.subtree_end for row in rows], nodes),
+        head=padded([row.head for row in rows], slots),
+        slot=slot,
+        target=target,
+        logp_rollout=logp,
+        logp_old=logp,
+        logp_ref=np.zeros(shape, np.float32),
+        advantages=advantages,
+        response_mask=mask,
+        weight=weight,
         rows=np.array(len(rows), np.int32),
-        token_count=np.array(token_count, np.float32),
     )
-    return arrays, padded([row.owner for row in rows], wide, np.int32)
+    return arrays, owner
+
+
+def carry_scores(source: Packed, target: Packed) -> Packed:
+    """``target`` with the ``logp_old`` and ``logp_ref`` that ``source`` holds for its sequences.
+
+    Scores are made once a batch, at the weights that sampled; every minibatch of every epoch,
+    packed in another order, takes them from here.
+
+    Args:
+        source: pack of the whole batch, scored. target: pack of some of the same groups.
+    """
+    at = {tuple(source.owner[m, b]): (m, b) for m, b in np.argwhere(source.owner[..., 0] >= 0)}
+    old, ref = np.asarray(source.rows.logp_old), np.asarray(source.rows.logp_ref)
+    new_old, new_ref = np.zeros_like(target.rows.logp_old), np.zeros_like(target.rows.logp_ref)
+    for m, b in np.argwhere(target.owner[..., 0] >= 0):
+        place = at[tuple(target.owner[m, b])]
+        new_old[m, b], new_ref[m, b] = old[place], ref[place]
+    rows = target.rows._replace(logp_old=new_old, logp_ref=new_ref)
+    return Packed(rows, target.owner, target.stats)

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 
 from evojax.evidence.types import Completion
+from evojax.grpo.advantages import RewardTable, estimate
+from evojax.grpo.pack import pack
 from evojax.policy.decoder import ModelConfig, init_params
 
 TINY = ModelConfig(
@@ -56,3 +58,13 @@ def random_batch(seed, groups=4, samples=3, longest=3, vocab=11, prefix=4):
     if groups > 1:
         rewards[1] = 0.0
     return prompts, completions, rewards
+
+
+def advantages_of(rewards, name="grpo"):
+    return estimate(name, RewardTable(np.asarray(rewards, dtype=float), 1e-6))
+
+
+def packed_of(prompts, completions, rewards, per_row=2, **options):
+    """A pack of every group; ``token_mean`` unless told otherwise."""
+    options = {"aggregation": "token_mean", "horizon": 8} | options
+    return pack(prompts, completions, advantages_of(rewards), per_row, **options)

@@ -4,22 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers_grpo import TINY, completion, random_batch, sharp_params
+from helpers_grpo import TINY, completion, packed_of, random_batch, sharp_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evojax.grpo.advantages import group_normalised
+from evojax.evidence.types import Completion
+from evojax.grpo.aggregation import AGGREGATIONS
 from evojax.grpo.logprobs import score, tree_mask
-from evojax.grpo.pack import bucket, pack, prefix_tree
+from evojax.grpo.pack import bucket, carry_scores, prefix_tree
 from evojax.policy.decoder import hidden_states, lm_logits
 
 sequences_strategy = st.lists(
     st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8
 )
-
-
-def advantages_of(rewards):
-    return group_normalised(rewards, tolerance=1e-6)
 
 
 @settings(deadline=None)
@@ -49,7 +46,7 @@ def test_small_batch_by_hand():
         [completion([1, 2, 3]), completion([1, 4])],
         [completion([5]), completion([6, 6])],
     ]
-    packed = pack(prompts, completions, advantages_of([[1, 0], [0, 1]]), micro_batch_groups=2)
+    packed = packed_of(prompts, completions, [[1, 0], [0, 1]])
     assert packed is not None
     rows = packed.rows
     # 7 -> 8 -> 1 -> 2 and 7 -> 9 -> 6; the last token of a sample is only a target
@@ -57,55 +54,129 @@ def test_small_batch_by_hand():
     assert rows.positions[0, :6].tolist() == [0, 1, 2, 3, 1, 2]
     assert rows.subtree_end[0, :7].tolist() == [6, 4, 4, 4, 6, 6, 0]
     assert rows.head[0, :5].tolist() == [1, 2, 3, 4, 5]
-    assert rows.target[0, :8].tolist() == [1, 2, 3, 1, 4, 5, 6, 6]
-    assert rows.slot[0, :8].tolist() == [0, 1, 2, 0, 1, 3, 3, 4]
-    assert rows.response_mask.sum() == 8 and rows.token_count == 8 and rows.rows == 1
-    assert packed.owner[0, :8].tolist() == [
-        [0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 1, 0], [0, 1, 1], [1, 0, 0], [1, 1, 0], [1, 1, 1],
-    ]  # fmt: skip
+    assert packed.owner[0].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert rows.target.shape == (1, 4, 8) and rows.rows == 1
+    assert rows.target[0, :, :3].tolist() == [[1, 2, 3], [1, 4, 0], [5, 0, 0], [6, 6, 0]]
+    assert rows.slot[0, :, :3].tolist() == [[0, 1, 2], [0, 1, 0], [3, 0, 0], [3, 4, 0]]
+    assert rows.response_mask.sum(-1).tolist() == [[3, 2, 1, 2]]
+    np.testing.assert_allclose(rows.weight[rows.response_mask], 1 / 8)
+    assert (rows.weight[~rows.response_mask] == 0).all()
+    assert (rows.logp_old == rows.logp_rollout).all() and (rows.logp_ref == 0).all()
     assert packed.stats["tokens_sequences"] == 4 + 3 + 2 + 3
     assert packed.stats["tokens_packed"] == 6
 
 
-def test_dead_groups_are_not_packed_but_counted():
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        ("token_mean", [1 / 8] * 4),
+        ("seq_mean_token_mean", [1 / 12, 1 / 8, 1 / 4, 1 / 8]),
+        ("seq_mean_token_sum", [1 / 4] * 4),
+        ("seq_mean_token_sum_norm", [1 / 4 / 8] * 4),
+    ],
+)
+def test_weights_by_hand(aggregation, expected):
+    completions = [
+        [completion([1, 2, 3]), completion([1, 4])],
+        [completion([5]), completion([6, 6])],
+    ]
+    prompts = [np.array([7]), np.array([8])]
+    packed = packed_of(prompts, completions, [[1, 0], [0, 1]], 1, aggregation=aggregation)
+    assert packed is not None and packed.rows.rows == 2
+    found = packed.rows.weight[packed.rows.response_mask].tolist()
+    assert found == pytest.approx(np.repeat(expected, [3, 2, 1, 2]).tolist())
+
+
+@pytest.mark.parametrize("aggregation", list(AGGREGATIONS))
+def test_dead_groups_are_not_packed_but_stay_in_the_denominators(aggregation):
     prompts, completions, rewards = random_batch(0)
-    packed = pack(prompts, completions, advantages_of(rewards), 2)
-    assert packed is not None
-    assert 1 not in packed.owner[..., 0][packed.rows.response_mask]
-    assert packed.rows.token_count == sum(len(c.token_ids) for g in completions for c in g)
+    packed = packed_of(prompts, completions, rewards, aggregation=aggregation)
+    everything = packed_of(
+        prompts, completions, rewards, aggregation=aggregation, include_dead=True
+    )
+    assert packed is not None and everything is not None
+    assert packed.stats["groups_packed"] == 3 and everything.stats["groups_packed"] == 4
+    assert 1 not in packed.owner[..., 0] and 1 in everything.owner[..., 0]
+
+    def by_owner(found):
+        places = np.argwhere(found.owner[..., 0] >= 0)
+        return {tuple(found.owner[m, b]): found.rows.weight[m, b, 0] for m, b in places}
+
+    left, right = by_owner(packed), by_owner(everything)
+    assert left == {owner: right[owner] for owner in left}
+    if aggregation == "token_mean":
+        total = sum(len(c.token_ids) for g in completions for c in g)
+        assert set(right.values()) == {np.float32(1 / total)}
 
 
 def test_unscorable_members_are_neither_packed_nor_counted():
     prompts, completions, rewards = random_batch(0)
     rewards[0, 1] = np.nan
     rewards[0, 2] = 0
-    packed = pack(prompts, completions, advantages_of(rewards), 2)
+    packed = packed_of(prompts, completions, rewards)
     assert packed is not None
-    owners = {tuple(o[:2]) for o in packed.owner[packed.rows.response_mask].tolist()}
+    owners = {tuple(o) for o in packed.owner.reshape(-1, 2).tolist()}
     assert (0, 1) not in owners and (0, 0) in owners
     everything = sum(len(c.token_ids) for g in completions for c in g)
-    assert packed.rows.token_count == everything - len(completions[0][1].token_ids)
+    counted = everything - len(completions[0][1].token_ids)
+    np.testing.assert_allclose(packed.rows.weight[packed.rows.response_mask], 1 / counted)
+
+
+def test_a_minibatch_has_its_own_denominators_and_keeps_the_batch_s_numbers():
+    prompts, completions, rewards = random_batch(0)
+    packed = packed_of(prompts, completions, rewards, groups=[3, 1])
+    assert packed is not None
+    assert set(packed.owner[..., 0].ravel().tolist()) == {-1, 3}
+    count = sum(len(c.token_ids) for g in (1, 3) for c in completions[g])
+    np.testing.assert_allclose(packed.rows.weight[packed.rows.response_mask], 1 / count)
+    assert packed_of(prompts, completions, rewards, groups=[1]) is None
+
+
+def test_scores_travel_from_the_batch_to_its_minibatches():
+    prompts, completions, rewards = random_batch(0, groups=5)
+    full = packed_of(prompts, completions, rewards, 3)
+    part = packed_of(prompts, completions, rewards, 1, groups=[4, 0, 2])
+    assert full is not None and part is not None
+    code = full.owner[..., :1] * 100 + full.owner[..., 1:] * 10 + np.arange(8)
+    rows = full.rows._replace(logp_old=-code.astype(np.float32), logp_ref=code.astype(np.float32))
+    carried = carry_scores(type(full)(rows, full.owner, full.stats), part).rows
+    expected = part.owner[..., :1] * 100 + part.owner[..., 1:] * 10 + np.arange(8)
+    valid = part.rows.response_mask
+    np.testing.assert_array_equal(carried.logp_old[valid], -expected[valid])
+    np.testing.assert_array_equal(carried.logp_ref[valid], expected[valid])
 
 
 def test_no_live_group_gives_none():
     prompts, completions, rewards = random_batch(0)
-    assert pack(prompts, completions, advantages_of(rewards * 0), 2) is None
+    assert packed_of(prompts, completions, rewards * 0) is None
+    assert packed_of(prompts, completions, rewards * 0, include_dead=True) is not None
+    assert packed_of(prompts, completions, rewards * np.nan, include_dead=True) is None
 
 
 def test_a_completion_without_tokens_is_harmless():
-    packed = pack([np.array([3])], [[completion([]), completion([4])]], advantages_of([[0, 1]]), 1)
+    packed = packed_of([np.array([3])], [[completion([]), completion([4])]], [[0, 1]], 1)
     assert packed is not None and packed.rows.response_mask.sum() == 1
 
 
 def test_inputs_that_do_not_fit_are_refused():
     prompts, completions, rewards = random_batch(0)
     with pytest.raises(ValueError, match="prompts"):
-        pack(prompts[:-1], completions, advantages_of(rewards), 2)
+        packed_of(prompts[:-1], completions, rewards)
     with pytest.raises(ValueError, match="without tokens"):
-        pack([prompts[0][:0], *prompts[1:]], completions, advantages_of(rewards), 2)
+        packed_of([prompts[0][:0], *prompts[1:]], completions, rewards)
     completions[0][0] = completion([1, 2], [-1.0])
     with pytest.raises(ValueError, match="one logprob"):
-        pack(prompts, completions, advantages_of(rewards), 2)
+        packed_of(prompts, completions, rewards)
+
+
+def test_case_G09_the_mask_comes_from_lengths_and_not_from_token_ids():
+    """pad == eos == 2: the first 2 was sampled and is trained, what would pad it is not there."""
+    done = Completion(np.array([5, 6, 2]), np.zeros(3), np.zeros(3), "stop", "v0")
+    cut = Completion(np.array([5, 6, 7, 8, 9]), np.zeros(5), np.zeros(5), "length", "v0")
+    packed = packed_of([np.array([1, 2])], [[done, cut]], [[1, 0]], 1)
+    assert packed is not None
+    assert packed.rows.response_mask[0, :, :5].astype(int).tolist() == [[1, 1, 1, 0, 0], [1] * 5]
+    assert packed.rows.target[0, :, :5].tolist() == [[5, 6, 2, 0, 0], [5, 6, 7, 8, 9]]
 
 
 @jax.jit
@@ -123,40 +194,28 @@ def causal_logprobs(params, ids, temperature):
 def test_case_G10_packed_scores_equal_the_sequence_alone(temperature):
     params = sharp_params()
     prompts, completions, rewards = random_batch(3)
-    packed = pack(prompts, completions, advantages_of(rewards), 3)
+    packed = packed_of(prompts, completions, rewards, 3)
     assert packed is not None
     scores = np.asarray(score(params, TINY, packed.rows, temperature))
-    valid = packed.rows.response_mask
-    packed_scores = {
-        tuple(owner): value
-        for owner, value in zip(packed.owner[valid].tolist(), scores[valid], strict=True)
-    }
     seen = 0
-    for g, s in sorted({owner[:2] for owner in packed_scores}):
+    for m, b in np.argwhere(packed.owner[..., 0] >= 0):
+        g, s = packed.owner[m, b]
         ids = np.concatenate([prompts[g], completions[g][s].token_ids])
         alone = causal_logprobs(params, ids, temperature)[len(prompts[g]) - 1 :]
-        together = [packed_scores[g, s, t] for t in range(len(alone))]
-        np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(scores[m, b, : len(alone)], alone, rtol=1e-5, atol=1e-5)
+        assert (scores[m, b, len(alone) :] == 0).all()
         seen += len(alone)
-    assert seen == valid.sum() > 10
+    assert seen == packed.rows.response_mask.sum() > 10
 
 
 @settings(max_examples=5, deadline=None)
 @given(st.integers(0, 100), st.sampled_from([1, 2, 4]))
 def test_all_live_members_are_packed_once_whatever_the_rows(seed, per_row):
     prompts, completions, rewards = random_batch(seed)
-    advantages = advantages_of(rewards)
-    packed = pack(prompts, completions, advantages, per_row)
+    packed = packed_of(prompts, completions, rewards, per_row)
     assert packed is not None
-    owners = [tuple(o) for o in packed.owner[packed.rows.response_mask].tolist()]
-    expected = [
-        (g, s, t)
-        for g in np.flatnonzero(advantages.live).tolist()
-        for s, sample in enumerate(completions[g])
-        for t in range(len(sample.token_ids))
-    ]
-    assert sorted(owners) == expected
-    np.testing.assert_allclose(
-        packed.rows.advantages[packed.rows.response_mask],
-        [advantages.advantages[g, s] for g, s, _ in owners],
-    )
+    owners = [tuple(o) for o in packed.owner.reshape(-1, 2).tolist() if o[0] >= 0]
+    assert sorted(owners) == [(g, s) for g in (0, 2, 3) for s in range(3)]
+    for m, b in np.argwhere(packed.owner[..., 0] >= 0):
+        g, s = packed.owner[m, b]
+        assert packed.rows.response_mask[m, b].sum() == len(completions[g][s].token_ids)

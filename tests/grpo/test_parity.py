@@ -2,33 +2,39 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers_grpo import TINY, sharp_params
+from helpers_grpo import TINY, packed_of, sharp_params
 
 from evojax.config import AlgorithmConf
-from evojax.grpo.advantages import group_normalised
 from evojax.grpo.logprobs import score
-from evojax.grpo.pack import pack
 from evojax.grpo.update import Updater
 from evojax.rollout.base import SamplingParams
 from evojax.rollout.embedded import EmbeddedEngine
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
-def test_case_G03_trainer_and_sampler_agree_before_any_update(temperature):
+@pytest.mark.parametrize("old", ["rollout", "trainer"])
+def test_case_G03_trainer_and_sampler_agree_before_any_update(temperature, old):
+    """Policy, old policy and reference all score at the sampler's temperature."""
     params = sharp_params()
     engine = EmbeddedEngine(TINY, pad_id=0, max_batch=16)
     engine.load_weights(params, "v0")
     prompts = [np.array(ids, np.int32) for ids in ([1, 2, 3], [1, 2, 4, 5], [9, 8])]
     completions = engine.generate(prompts, SamplingParams(temperature, 5, (10,)), 4, [1, 2, 3])
-    advantages = group_normalised([[1, 0, 0, 1]] * 3, tolerance=1e-6)
-    packed = pack(prompts, completions, advantages, 2)
+    packed = packed_of(prompts, completions, [[1, 0, 0, 1]] * 3)
     assert packed is not None
     valid = packed.rows.response_mask
     scored = np.asarray(score(params, TINY, packed.rows, temperature))
     np.testing.assert_allclose(scored[valid], packed.rows.logp_rollout[valid], atol=1e-4)
-    updater = Updater(TINY, AlgorithmConf(), temperature)
-    _, metrics = updater.step(updater.init(params), packed)
+    updater = Updater(TINY, AlgorithmConf(old_logprobs=old, epochs=2), temperature)
+    updater.reference(params)
+    state = updater.init(params)
+    packed = updater.score_reference(packed)
+    if updater.spec.scores_old:
+        packed = updater.score_old(state, packed)
+    _, metrics = updater.step(state, packed)
     assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-3)
     assert metrics["mismatch_max"] < 1e-4 and metrics["clip_high"] == metrics["clip_low"] == 0.0
+    assert metrics["ess"] == pytest.approx(1.0, abs=1e-4)
+    assert abs(metrics["kl_k1"]) < 1e-4 and metrics["kl_k3"] < 1e-6
     entropies = np.concatenate([c.entropies for group in completions for c in group])
     assert metrics["entropy"] == pytest.approx(float(entropies.mean()), abs=1e-3)

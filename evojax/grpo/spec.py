@@ -1,0 +1,88 @@
+"""What of the algorithm's settings is compiled in (names) and what is traced (numbers)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from evojax.config import AlgorithmConf
+from evojax.grpo.optimizer import Hyper
+
+_TRACED = ("eps_low", "eps_high", "correction_low", "correction_high", "kl_coef", "entropy_coef")
+_TRACED += ("lr", "warmup_steps", "decay_steps", "lr_floor")
+_TRACED += ("beta1", "beta2", "weight_decay", "grad_clip")
+
+
+@dataclass(frozen=True)
+class UpdateSpec:
+    """The update's static half; hashable, so that it can be a static argument of ``jax.jit``.
+
+    Args:
+        objective, correction, optimizer, schedule: registered names.
+        dual: the objective has a dual clip.
+        kl_loss: registered name, None when the KL coefficient is 0.
+        entropy: the entropy has a coefficient, hence a gradient.
+        trainer_old: the ratio is against the trainer's own log-probabilities at the weights that
+            sampled; otherwise against the sampler's.
+        reuse_logp: those are the current ones, for there is only one optimizer step a batch:
+            ``logp_old = stop_gradient(logp_cur)``, without a forward pass of its own.
+        remat: recompute layers in the backward pass: less memory, more time.
+    """
+
+    objective: str
+    dual: bool
+    correction: str
+    kl_loss: str | None
+    entropy: bool
+    trainer_old: bool
+    reuse_logp: bool
+    optimizer: str
+    schedule: str
+    remat: bool = False
+
+    @property
+    def needs_dead(self) -> bool:
+        """Whether groups with equal rewards carry a gradient (of the KL or entropy term)."""
+        return self.kl_loss is not None or self.entropy
+
+    @property
+    def scores_old(self) -> bool:
+        """Whether ``logp_old`` takes a forward pass of its own."""
+        return self.trainer_old and not self.reuse_logp
+
+
+def spec_of(algorithm: AlgorithmConf, remat: bool = False) -> UpdateSpec:
+    """The static half of ``algorithm``.
+
+    >>> spec = spec_of(AlgorithmConf())
+    >>> spec.kl_loss, spec.needs_dead, spec.scores_old
+    (None, False, False)
+    >>> spec_of(AlgorithmConf(old_logprobs="trainer", epochs=2)).scores_old
+    True
+    """
+    trainer = algorithm.old_logprobs == "trainer"
+    return UpdateSpec(
+        objective=algorithm.objective,
+        dual=algorithm.dual_clip is not None,
+        correction=algorithm.correction,
+        kl_loss=algorithm.kl_loss if algorithm.kl_coef else None,
+        entropy=algorithm.entropy_coef != 0,
+        trainer_old=trainer,
+        reuse_logp=trainer and algorithm.epochs * algorithm.minibatches == 1,
+        optimizer=algorithm.optimizer,
+        schedule=algorithm.schedule,
+        remat=remat,
+    )
+
+
+def hyper_of(algorithm: AlgorithmConf, temperature: float) -> Hyper:
+    """The traced half of ``algorithm``: float32 scalars by name, with the sampler's temperature.
+
+    ``dual_clip`` is there only when it is set: that it is, is static.
+    """
+    values = {name: getattr(algorithm, name) for name in _TRACED}
+    values["temperature"] = temperature
+    if algorithm.dual_clip is not None:
+        values["dual_clip"] = algorithm.dual_clip
+    return {name: jnp.float32(value) for name, value in values.items()}
