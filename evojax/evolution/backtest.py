@@ -1,14 +1,16 @@
 """What a change would have done to rollouts that are stored already. Pure and deterministic.
 
-Rewards are composed anew from the stored components, refills and item weights are worked out in
-expectation. What cannot be replayed (temperature, learning rate, epochs) is said to be so: a
-backtest is evidence for a change, not a trial of it.
+Rewards are composed anew from the stored components; trajectory rules and group filters judge them
+as they would have in training; refills and item weights are worked out in expectation. What cannot
+be replayed (temperature, learning rate, epochs) is said to be so: a backtest is evidence for a
+change, not a trial of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,31 +20,18 @@ import pyarrow as pa
 from evojax.config import DataConf, EvojaxConf
 from evojax.evidence.types import Item
 from evojax.evolution.intervention import Intervention
+from evojax.evolution.stored_groups import (
+    Group,
+    Judged,
+    contribution_table,
+    judge_stored,
+    not_stored,
+    read_groups,
+)
 from evojax.training.selection import ItemStats, selection_weights
 
 MAX_LIVE_LOSS = 0.2  # a change may not cost more than this share of the live groups
 _TOLERANCE = 1e-9
-
-
-@dataclass(frozen=True)
-class Group:
-    """One stored group: the rollouts of one problem in one step.
-
-    Args:
-        reward: float64 ``[s]`` as composed at the time, NaN when unscorable.
-        correct: ``[s]`` bool. truncated: ``[s]`` bool. scorable: ``[s]`` bool.
-        components: one mapping a rollout, unweighted values by name.
-        first: drawn first, not as the replacement of a dead group.
-    """
-
-    item: str
-    task: str
-    reward: np.ndarray
-    correct: np.ndarray
-    truncated: np.ndarray
-    scorable: np.ndarray
-    components: tuple[dict[str, float], ...]
-    first: bool
 
 
 @dataclass(frozen=True)
@@ -51,14 +40,16 @@ class BacktestResult:
 
     Args:
         replayable: false when stored rollouts say nothing about the change.
-        groups: stored groups replayed; live_before, live_after: those with unequal rewards
-            (``live_after`` is an expectation for refills and item weights).
+        groups: stored groups replayed; live_before, live_after: those that carry a gradient, i.e.
+            have unequal rewards and pass the filter (``live_after`` is an expectation for refills
+            and item weights).
         revived, killed: groups that became live, or stopped being so.
         sign_flips: rollouts whose advantage changed its sign.
         extra_rollouts: cost of refills, as a share of the rollouts drawn.
         variance_share: each component's share of the within-group reward variance.
         violations: groups in which a wrong rollout would outrank a right one.
-        gain: change of the live share of the batch.
+        gain: change of the live share of the batch: for rewards, rules, refills and item weights
+            of the groups drawn, for a group filter of those it leaves in the loss.
         metric_before, metric_after: the predicted metric, when it can be replayed.
         refusals: why the change may not be trained; empty when it may.
     """
@@ -105,48 +96,9 @@ def backtest(intervention: Intervention, rollouts: pa.Table, cfg: EvojaxConf) ->
     words = (
         f"{', '.join(sorted(keys))} acts on sampling or on the update itself: stored rollouts "
         f"cannot show its effect. {len(groups)} groups are stored, "
-        f"{sum(_live(g.reward, cfg) for g in groups)} of them live."
+        f"{sum(j.kept for j in judge_stored(groups, cfg))} of them with a gradient."
     )
     return BacktestResult(False, words, len(groups))
-
-
-def read_groups(rollouts: pa.Table) -> list[Group]:
-    """Groups of the train split, ordered by step and group."""
-    wanted = ("split", "step", "group", "sample", "item", "task", "grade_status", "reward",
-              "truncated", "components", "refill_round")  # fmt: skip
-    rows = [r for r in rollouts.select(wanted).to_pylist() if r["split"] == "train"]
-    rows.sort(key=lambda r: (r["step"], r["group"], r["sample"]))
-    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault((row["step"], row["group"]), []).append(row)
-    return [_group(members) for members in found.values()]
-
-
-def _group(rows: Sequence[Mapping[str, Any]]) -> Group:
-    return Group(
-        item=rows[0]["item"],
-        task=rows[0]["task"],
-        reward=np.array([np.nan if r["reward"] is None else r["reward"] for r in rows], float),
-        correct=np.array([r["grade_status"] == "correct" for r in rows]),
-        truncated=np.array([bool(r["truncated"]) for r in rows]),
-        scorable=np.array([r["grade_status"] != "unscorable" for r in rows]),
-        components=tuple(dict(r["components"] or {}) for r in rows),
-        first=rows[0]["refill_round"] == 0,
-    )
-
-
-def _live(rewards: np.ndarray, cfg: EvojaxConf) -> bool:
-    seen = rewards[np.isfinite(rewards)]
-    return bool(seen.size >= 2 and np.ptp(seen) > cfg.algorithm.dead_tolerance)
-
-
-def _composed(group: Group, weights: Mapping[str, float]) -> np.ndarray:
-    """Weighted sum of the stored components; NaN where unscorable or a component is not stored."""
-    total = np.array(
-        [sum(w * c.get(name, np.nan) for name, w in weights.items()) for c in group.components],
-        float,
-    )
-    return np.where(group.scorable, total, np.nan)
 
 
 def _advantage_signs(rewards: np.ndarray) -> np.ndarray:
@@ -156,69 +108,47 @@ def _advantage_signs(rewards: np.ndarray) -> np.ndarray:
     return np.where(np.abs(centred) > _TOLERANCE, np.sign(centred), 0.0)
 
 
-def _replay_reward(
+def _replay_judgement(
     intervention: Intervention, groups: list[Group], cfg: EvojaxConf
 ) -> BacktestResult:
-    before = dict(cfg.reward.components)
-    after = before | {
-        key.removeprefix("reward.components."): float(value)
-        for key, value in intervention.edits.items()
-    }
-    stored = set.intersection(*(set(c) for g in groups for c in g.components))
-    absent = sorted(name for name, w in after.items() if w and name not in stored)
-    if absent:
+    """Rewards, trajectory rules and group filter, before and after, over the stored groups."""
+    after = edited(cfg, intervention.edits)
+    if absent := not_stored(groups, after):
         words = f"The stored rollouts hold no value of {', '.join(absent)}: not replayable."
         return BacktestResult(False, words, len(groups))
-    old = [_composed(g, {k: w for k, w in before.items() if w}) for g in groups]
-    new = [_composed(g, {k: w for k, w in after.items() if w}) for g in groups]
-    return _compare(
-        intervention, groups, old, new, cfg, variance_share=_variance_shares(groups, after)
-    )
-
-
-def _replay_truncation(
-    intervention: Intervention, groups: list[Group], cfg: EvojaxConf
-) -> BacktestResult:
-    weights = dict(cfg.reward.components)
-    whole = [_composed(g, weights) for g in groups]
-    cut = [np.where(g.truncated, np.nan, r) for g, r in zip(groups, whole, strict=True)]
-    drops = bool(intervention.edits["filter.drop_truncated"])
-    old, new = (whole, cut) if drops else (cut, whole)
-    return _compare(intervention, groups, old, new, cfg)
-
-
-def _compare(
-    intervention: Intervention,
-    groups: list[Group],
-    old: list[np.ndarray],
-    new: list[np.ndarray],
-    cfg: EvojaxConf,
-    variance_share: dict[str, float] | None = None,
-) -> BacktestResult:
-    was = np.array([_live(r, cfg) for r in old])
-    now = np.array([_live(r, cfg) for r in new])
+    old, new = judge_stored(groups, cfg), judge_stored(groups, after)
+    was, now = np.array([j.kept for j in old]), np.array([j.kept for j in new])
     flips = sum(
-        int(np.sum(_advantage_signs(a) * _advantage_signs(b) < 0))
+        int(np.sum(_advantage_signs(a.rewards) * _advantage_signs(b.rewards) < 0))
         for a, b in zip(old, new, strict=True)
     )
-    violations = sum(_outranked(g, r) for g, r in zip(groups, new, strict=True))
+    violations = sum(_outranked(g, j.rewards) for g, j in zip(groups, new, strict=True))
     revived, killed = int(np.sum(now & ~was)), int(np.sum(was & ~now))
     words = (
-        f"Of {len(groups)} stored groups {was.sum()} were live and {now.sum()} would be: "
+        f"Of {len(groups)} stored groups {was.sum()} carried a gradient and {now.sum()} would: "
         f"{revived} revived, {killed} lost. {flips} advantages would change their sign. In "
         f"{violations} groups a wrong rollout would outrank a right one."
     )
-    if variance_share:
-        shares = ", ".join(f"{k} {v:.0%}" for k, v in sorted(variance_share.items()))
-        words += f" Within-group variance: {shares}."
+    shares: dict[str, float] = {}
+    if any(key.startswith("reward.") for key in intervention.edits):
+        shares = _variance_shares(groups, after)
+        listed = ", ".join(f"{k} {v:.0%}" for k, v in sorted(shares.items()))
+        words += f" Within-group variance: {listed}."
+    gain = float(now.mean() - was.mean())
+    if any(key in _GROUP_FILTER for key in intervention.edits):
+        gain = _live_share(new) - _live_share(old)
     metric = intervention.predicts.metric
     return BacktestResult(
-        True, words, len(groups), float(was.sum()), float(now.sum()), revived, killed, flips,
-        variance_share=variance_share or {}, violations=violations,
-        gain=float(now.mean() - was.mean()), metric=metric,
-        metric_before=_dead_metric(metric, groups, old, cfg),
-        metric_after=_dead_metric(metric, groups, new, cfg),
+        True, words, len(groups), int(was.sum()), int(now.sum()), revived, killed, flips,
+        variance_share=shares, violations=violations, gain=gain, metric=metric,
+        metric_before=_dead_metric(metric, groups, old),
+        metric_after=_dead_metric(metric, groups, new),
     )  # fmt: skip
+
+
+def _live_share(judged: Sequence[Judged]) -> float:
+    """Share of the groups in the batch that carry a gradient; 0 for an empty batch."""
+    return sum(j.kept for j in judged) / max(sum(j.stays for j in judged), 1)
 
 
 def _outranked(group: Group, rewards: np.ndarray) -> bool:
@@ -227,30 +157,29 @@ def _outranked(group: Group, rewards: np.ndarray) -> bool:
     return bool(right.size and wrong.size and wrong.max() > right.min() + _TOLERANCE)
 
 
-def _dead_metric(
-    metric: str, groups: list[Group], rewards: list[np.ndarray], cfg: EvojaxConf
-) -> float | None:
-    """The dead-group metrics, the only predicted ones that rewards alone decide."""
-    dead = np.array([not _live(r, cfg) for r in rewards])
+def _dead_metric(metric: str, groups: list[Group], judged: Sequence[Judged]) -> float | None:
+    """The dead-group metrics, the only predicted ones that a replay decides."""
+    dead = np.array([not j.live for j in judged])
     right = np.array([bool(g.correct[g.scorable].all()) for g in groups])
     wrong = np.array([not g.correct[g.scorable].any() for g in groups])
+    stays = np.array([j.stays for j in judged])
     masks = {
         "dead_group_share": dead,
-        "update_dead_share": dead,
+        "update_dead_share": dead[stays] if stays.any() else np.zeros(1),
         "dead_all_wrong_share": dead & wrong,
         "dead_all_correct_share": dead & right,
     }
     return float(masks[metric].mean()) if metric in masks else None
 
 
-def _variance_shares(groups: list[Group], weights: Mapping[str, float]) -> dict[str, float]:
+def _variance_shares(groups: list[Group], cfg: EvojaxConf) -> dict[str, float]:
     """Share of each weighted component in the sum of their within-group variances."""
-    sums = dict.fromkeys((k for k, w in weights.items() if w), 0.0)
+    sums: dict[str, float] = {}
     for group in groups:
-        for name in sums:
-            values = _composed(group, {name: weights[name]})
-            values = values[np.isfinite(values)]
-            sums[name] += float(values.var()) if values.size else 0.0
+        parts = contribution_table(group, cfg)
+        for name in parts[0]:
+            values = np.array([part[name] for part in parts])[group.scorable]
+            sums[name] = sums.get(name, 0.0) + (float(values.var()) if values.size else 0.0)
     total = sum(sums.values())
     return {name: v / total for name, v in sums.items()} if total > 0 else {}
 
@@ -258,17 +187,21 @@ def _variance_shares(groups: list[Group], weights: Mapping[str, float]) -> dict[
 def _replay_refill(
     intervention: Intervention, groups: list[Group], cfg: EvojaxConf
 ) -> BacktestResult:
-    """With a dead share d, r rounds leave d^(r+1) dead and cost d + ... + d^r in extra rollouts."""
-    first = [g for g in groups if g.first]
-    dead = 1.0 - float(np.mean([_live(g.reward, cfg) for g in first]))
+    """With a lost share d, r rounds leave d^(r+1) lost and cost d + ... + d^r in extra rollouts.
+
+    Lost are groups that carry no gradient: dead ones, and those that the group filter takes.
+    """
+    judged = judge_stored(groups, cfg)
+    first = [j for g, j in zip(groups, judged, strict=True) if g.first]
+    dead = 1.0 - float(np.mean([j.kept for j in first]))
     rounds = int(intervention.edits["filter.refill_rounds"])
     now = cfg.filter.refill_rounds
     left, left_now = dead ** (rounds + 1), dead ** (now + 1)
     extra = sum(dead**k for k in range(1, rounds + 1)) - sum(dead**k for k in range(1, now + 1))
     count = len(first)
     words = (
-        f"Of {count} groups drawn first {dead:.0%} were dead. With {rounds} refill rounds "
-        f"{left:.0%} of a batch is expected to stay dead, {left_now:.0%} with the present {now}, "
+        f"Of {count} groups drawn first {dead:.0%} had no gradient. With {rounds} refill rounds "
+        f"{left:.0%} of a batch is expected to stay so, {left_now:.0%} with the present {now}, "
         f"for {extra:+.0%} rollouts."
     )
     predicts = intervention.predicts.metric == "update_dead_share"
@@ -296,7 +229,10 @@ def _replay_selection(
     p = np.array([stats.rate(item, rates) for item in items])
     size = cfg.sampling.group_size
     chance = 1.0 - p**size - (1.0 - p) ** size
-    now, then = _weights(cfg.data, items, stats), _weights(_edited(cfg, intervention), items, stats)
+    now, then = (
+        _weights(cfg.data, items, stats),
+        _weights(edited(cfg, intervention.edits).data, items, stats),
+    )
     before, after = float(now @ chance), float(then @ chance)
     reach = 1.0 / float(np.sum(then**2))
     words = (
@@ -317,10 +253,19 @@ def _weights(conf: DataConf, items: list[Item], stats: ItemStats) -> np.ndarray:
     return np.full(len(items), 1.0 / len(items))
 
 
-def _edited(cfg: EvojaxConf, intervention: Intervention) -> DataConf:
-    values = {f: getattr(cfg.data, f) for f in ("selection", "target_rate", "sharpness")}
-    edits = {k.removeprefix("data."): v for k, v in intervention.edits.items()}
-    return DataConf(**(values | edits))
+def edited(cfg: EvojaxConf, edits: Mapping[str, Any]) -> EvojaxConf:
+    """A copy of ``cfg`` with each dotted key set to its value."""
+    copy = deepcopy(cfg)
+    for key, value in edits.items():
+        *path, leaf = key.split(".")
+        node: Any = copy
+        for part in path:
+            node = getattr(node, part)
+        if isinstance(node, dict):
+            node[leaf] = value
+        else:
+            setattr(node, leaf, value)
+    return copy
 
 
 def _with_refusals(
@@ -349,9 +294,14 @@ def _with_refusals(
 
 
 _Replay = Callable[[Intervention, list[Group], EvojaxConf], BacktestResult]
+_GROUP_FILTER = frozenset(
+    f"filter.{key}" for key in ("group", "keep", "min_std", "ema_decay", "ema_warmup", "min_keep")
+)
 _REPLAYS: tuple[tuple[Callable[[str], bool], _Replay], ...] = (
-    (lambda key: key.startswith("reward.components."), _replay_reward),
+    (
+        lambda key: key.startswith("reward.") or key == "filter.trajectory" or key in _GROUP_FILTER,
+        _replay_judgement,
+    ),
     (lambda key: key == "filter.refill_rounds", _replay_refill),
-    (lambda key: key == "filter.drop_truncated", _replay_truncation),
     (lambda key: key.startswith("data."), _replay_selection),
 )

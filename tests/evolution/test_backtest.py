@@ -19,6 +19,7 @@ TYPES = pa.schema(
         ("sample", pa.int32()), ("item", pa.string()), ("task", pa.string()),
         ("grade_status", pa.string()), ("reward", pa.float64()), ("truncated", pa.bool_()),
         ("components", pa.map_(pa.string(), pa.float64())), ("refill_round", pa.int32()),
+        ("response_tokens", pa.int32()), ("features", pa.map_(pa.string(), pa.float64())),
     ]
 )  # fmt: skip
 
@@ -34,7 +35,7 @@ def row(group: int, sample: int, partial: float, item: str = "", **change: Any) 
         "split": "train", "step": 0, "group": group, "sample": sample,
         "item": item or f"t/{group}", "task": "t",
         "grade_status": "correct" if right else "wrong", "reward": float(right),
-        "truncated": False, "refill_round": 0,
+        "truncated": False, "refill_round": 0, "response_tokens": 2, "features": {},
         "components": {"correct": float(right), "partial": partial, "format": 1.0},
     }  # fmt: skip
     return base | change
@@ -46,7 +47,7 @@ def table(groups: list[list[float]], **change: Any) -> pa.Table:
 
 
 def of(rows: list[dict[str, Any]]) -> pa.Table:
-    ready = [r | {"components": list(r["components"].items())} for r in rows]
+    ready = [r | {k: list(r[k].items()) for k in ("components", "features")} for r in rows]
     return pa.Table.from_pylist(ready, schema=TYPES)
 
 
@@ -116,9 +117,89 @@ def test_refilled_groups_do_not_count_twice() -> None:
 def test_dropping_truncated_rollouts() -> None:
     rows = [row(0, 0, 1.0), row(0, 1, 0.0, truncated=True), row(1, 0, 1.0), row(1, 1, 0.0),
             row(1, 2, 0.0, truncated=True)]  # fmt: skip
-    found = backtest(change(filter__drop_truncated=True), of(rows), EvojaxConf())
+    found = backtest(change(filter__trajectory=["truncated"]), of(rows), EvojaxConf())
     assert (found.live_before, found.live_after, found.killed) == (2, 1, 1)
     assert found.refused and "lost" in found.refusals[0]
+
+
+def test_overlong_is_replayed_from_the_stored_lengths() -> None:
+    rows = [row(0, 0, 1.0, response_tokens=2), row(0, 1, 1.0, response_tokens=6),
+            row(1, 0, 1.0, response_tokens=2), row(1, 1, 0.0, response_tokens=5)]  # fmt: skip
+    edits = change(reward__components__overlong=0.5, reward__overlong_buffer=2)
+    found = backtest(edits, of(rows), EvojaxConf())  # budget 6: 0, -1; 0, -0.5
+    assert (found.live_before, found.live_after, found.revived) == (1, 2, 1)
+    # within-group variances: correct 1/4; overlong (0.5 * 0.5)^2 + (0.5 * 0.25)^2
+    overlong = 0.25**2 + 0.125**2
+    assert found.variance_share["overlong"] == pytest.approx(overlong / (0.25 + overlong))
+    assert not found.refused and "Not replayed" not in found.words
+
+
+def test_a_reward_clip_is_replayed() -> None:
+    cfg = EvojaxConf()
+    cfg.reward.components = {"correct": 1.0, "partial": 2.0}
+    data = table([[0.4, 0.2], [0.9, 0.6], [1.0, 0.1]])
+    found = backtest(change(reward__clip=0.5), data, cfg)
+    # 2 * partial: 0.8, 0.4 -> 0.5, 0.4; 1.8, 1.2 -> 0.5, 0.5; 3.0, 0.2 -> 0.5, 0.2
+    assert (found.live_before, found.live_after, found.killed) == (3, 2, 1)
+    cfg.reward.clip = 0.5
+    assert backtest(change(reward__clip=5.0), data, cfg).revived == 1
+
+
+GRADED = EvojaxConf()
+GRADED.reward.components = {"correct": 1.0, "partial": 1.0}
+
+
+def test_a_group_filter_is_replayed_over_the_stored_groups() -> None:
+    # std: 2 / sqrt 2 = 1.41; 0.2 / sqrt 2 = 0.14; dead; 0.01 / sqrt 2 = 0.007
+    data = table([[1, 0], [0.5, 0.3], [0.2, 0.2], [0.31, 0.3]])
+    edits = change("update_dead_share", filter__group="absolute", filter__min_std=0.1)
+    found = backtest(edits, data, GRADED)
+    assert (found.live_before, found.live_after, found.killed) == (3, 2, 1)
+    assert (found.metric_before, found.metric_after) == (0.25, 0.0)
+    assert found.gain == pytest.approx(1 - 3 / 4)  # the batch that is left has live groups only
+    assert "lost" in found.refusals[0]  # a third of the live groups
+    mild = change("dead_group_share", filter__group="uncertainty", filter__keep=0.75)
+    found = backtest(mild, data, GRADED)
+    assert (found.live_after, found.metric_before, found.metric_after) == (3, 0.25, 0.25)
+    assert not found.refused
+    nothing = change(filter__group="absolute", filter__min_std=9.0)
+    assert backtest(nothing, data, GRADED).gain == -0.75
+
+
+def test_a_filter_with_memory_is_replayed_step_by_step() -> None:
+    rows = [row(g, s, v, step=step) for step, groups in enumerate(
+        [[[1, 0], [1, 0]], [[1, 0], [0.5, 0.3], [0.2, 0.2]]]
+    ) for g, vs in enumerate(groups) for s, v in enumerate(vs)]  # fmt: skip
+    edits: dict[str, Any] = {
+        "filter__group": "ema_quantile",
+        "filter__ema_warmup": 2,
+        "filter__ema_decay": 0.5,
+    }
+    found = backtest(change(**edits, filter__min_keep=0.0), of(rows), GRADED)
+    # Two groups of std 1.41 in step 0 set the threshold at 1.41; in step 1 it takes 0.14.
+    assert (found.live_before, found.live_after) == (4, 3)
+    later = change(**edits | {"filter__ema_warmup": 3}, filter__min_keep=0.0)
+    assert backtest(later, of(rows), GRADED).live_after == 4
+
+
+def test_rules_are_replayed_when_their_features_are_stored() -> None:
+    busy, lazy = {"turns": 9.0, "edits": 2.0}, {"turns": 2.0, "edits": 0.0}
+    rows = [row(0, 0, 1.0, features=busy), row(0, 1, 0.0, features=lazy),
+            row(1, 0, 1.0, features=busy), row(1, 1, 0.0, features=busy)]  # fmt: skip
+    found = backtest(change(filter__trajectory=["idle"]), of(rows), EvojaxConf())
+    assert (found.live_before, found.live_after, found.killed) == (2, 1, 1)
+    bare = backtest(change(filter__trajectory=["idle"]), table([[1, 0]]), EvojaxConf())
+    assert not bare.replayable and "edits" in bare.words
+
+
+def test_refills_replace_what_a_filter_takes_too() -> None:
+    cfg = EvojaxConf()
+    cfg.reward.components = dict(GRADED.reward.components)
+    cfg.filter.group = "uncertainty"
+    cfg.filter.keep = 0.25
+    data = table([[1, 0], [0.5, 0.3], [0.2, 0.2], [0.31, 0.3]])
+    found = backtest(change("update_dead_share", filter__refill_rounds=1), data, cfg)
+    assert found.live_before == 1 and found.live_after == pytest.approx(4 * (1 - 0.75**2))
 
 
 def test_difficulty_selection_prefers_live_items() -> None:

@@ -10,16 +10,22 @@ from hypothesis import strategies as st
 
 from evojax.errors import InputError
 from evojax.evidence.types import Grade, Item
-from evojax.rewards.base import REWARDS
-from evojax.rewards.compose import compose, weight_problems
+from evojax.rewards.base import REWARDS, Scored
+from evojax.rewards.compose import compose, contributions, weight_problems
+from evojax.rewards.overlong import length_penalty
 
 
 def item(answer: str, grader: str = "line") -> Item:
     return Item("q", "t", "?", answer, "train", grader)
 
 
+def scored(answer: str, grade: Grade, grader: str = "line", tokens: int = 2) -> Scored:
+    """A completion of ``tokens`` of at most 10 tokens, the penalty rising over the last 4."""
+    return Scored(item(answer, grader), grade.extracted, grade, tokens, 10, 4)
+
+
 def value(name: str, answer: str, grade: Grade, grader: str = "line") -> float:
-    return REWARDS.get(name, "t")(item(answer, grader), grade.extracted, grade)
+    return REWARDS.get(name, "t")(scored(answer, grade, grader))
 
 
 def wrong(text: str, detail: str = "different answer") -> Grade:
@@ -79,19 +85,19 @@ def test_format_of_a_box() -> None:
 
 
 def test_compose_weighs_and_keeps_every_component() -> None:
-    reward, parts = compose({"correct": 1.0, "partial": 0.2}, item("7"), "8", wrong("8"))
+    reward, parts = compose({"correct": 1.0, "partial": 0.2}, scored("7", wrong("8")))
     assert reward == pytest.approx(0.09)
-    assert parts == {"correct": 0.0, "partial": 0.45, "format": 1.0}
+    assert parts == {"correct": 0.0, "partial": 0.45, "format": 1.0, "overlong": 0.0}
 
 
 def test_unscorable_has_no_reward_and_no_components() -> None:
-    reward, parts = compose({"correct": 1.0}, item("7"), "", Grade("unscorable"))
+    reward, parts = compose({"correct": 1.0}, scored("7", Grade("unscorable")), 2.0)
     assert math.isnan(reward) and parts == {}
 
 
 def test_bad_weights_are_all_listed() -> None:
     with pytest.raises(InputError) as caught:
-        compose({"corect": 1.0, "format": math.nan}, item("7"), "7", Grade("correct", "7"))
+        compose({"corect": 1.0, "format": math.nan}, scored("7", Grade("correct", "7")))
     wheres = [p.where for p in caught.value.problems]
     assert wheres == ["reward.components", "reward.components.format"]
     assert "did you mean 'correct'" in str(caught.value)
@@ -107,19 +113,60 @@ GRADES = st.builds(
     detail=st.sampled_from(["", "truncated", "different answer"]),
 )
 WEIGHTS = st.dictionaries(
-    st.sampled_from(["correct", "partial", "format"]), st.floats(-2, 2), min_size=1
+    st.sampled_from(["correct", "partial", "format", "overlong"]), st.floats(-2, 2), min_size=1
 ).filter(lambda w: any(w.values()))
 
 
-@given(weights=WEIGHTS, grade=GRADES, answer=st.sampled_from(["7", "-3", "0.5", "apple", "r"]))
-def test_components_are_bounded_and_the_sum_is_linear(weights, grade, answer) -> None:
-    reward, parts = compose(weights, item(answer), grade.extracted, grade)
+@given(
+    weights=WEIGHTS,
+    grade=GRADES,
+    answer=st.sampled_from(["7", "-3", "0.5", "apple", "r"]),
+    tokens=st.integers(0, 12),
+)
+def test_components_are_bounded_and_the_sum_is_linear(weights, grade, answer, tokens) -> None:
+    one = scored(answer, grade, tokens=tokens)
+    reward, parts = compose(weights, one)
     assert set(parts) == set(REWARDS)
-    assert all(0.0 <= v <= 1.0 for v in parts.values())
+    assert -1.0 <= parts["overlong"] <= 0.0
+    assert all(0.0 <= v <= 1.0 for name, v in parts.items() if name != "overlong")
     assert parts["partial"] < 1.0 or grade.status == "correct"
     assert reward == pytest.approx(sum(w * parts[n] for n, w in weights.items()))
-    double, _ = compose({n: 2 * w for n, w in weights.items()}, item(answer), "", grade)
+    assert reward == pytest.approx(sum(contributions(weights, parts).values()))
+    double, _ = compose({n: 2 * w for n, w in weights.items()}, one)
     assert double == pytest.approx(2 * reward)
+    assert compose(weights, one, 0.3)[0] == min(max(reward, -0.3), 0.3)
+
+
+def test_a_clip_cuts_the_sum_and_leaves_the_components() -> None:
+    right = scored("7", Grade("correct", "7"))
+    assert compose({"correct": 3.0}, right, 2.0)[0] == 2.0
+    assert compose({"correct": -3.0}, right, 2.0) == (-2.0, compose({"correct": 1.0}, right)[1])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [(0, 0.0), (16384, 0.0), (17408, -0.25), (18432, -0.5), (20479, -4095 / 4096),
+     (20480, -1.0), (20481, -1.0), (10**6, -1.0)],
+)  # fmt: skip
+def test_overlong_penalty_with_the_numbers_of_the_paper(tokens: int, expected: float) -> None:
+    assert length_penalty(tokens, 20480, 4096) == expected
+
+
+def test_overlong_is_measured_in_tokens_not_characters() -> None:
+    long_text = wrong("9" * 400)
+    assert REWARDS.get("overlong", "t")(scored("7", long_text, tokens=6)) == 0.0
+    assert REWARDS.get("overlong", "t")(scored("7", wrong("9"), tokens=8)) == -0.5
+
+
+@given(st.integers(0, 50), st.integers(1, 40), st.integers(0, 40))
+def test_overlong_never_rises_with_length(tokens: int, budget: int, buffer: int) -> None:
+    buffer = min(buffer, budget)
+    here, longer = (length_penalty(n, budget, buffer) for n in (tokens, tokens + 1))
+    assert -1.0 <= longer <= here <= 0.0
+    assert here == (-1.0 if tokens >= budget else here)
+    if buffer:
+        exact = min(0.0, max(-1.0, ((budget - buffer) - tokens) / buffer))
+        assert here == pytest.approx(exact)
 
 
 @given(st.integers(-1000, 1000), st.integers(-1000, 1000), st.integers(-1000, 1000))

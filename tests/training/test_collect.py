@@ -21,6 +21,7 @@ from evojax.training.collect import (
     stop_ids,
     visible_text,
 )
+from evojax.training.evaluate import evaluate
 from evojax.training.selection import ItemStats
 
 TOKENIZER = CharTokenizer(16)
@@ -189,6 +190,16 @@ def test_shuffled_rewards_are_a_permutation_that_depends_on_the_step_only() -> N
     assert rewards == [t.reward for t in second.trajectories]
     honest = [float(t.grade.status == "correct") for t in first.trajectories]
     assert sorted(rewards) == sorted(honest)
+    assert rewards == [t.components["correct"] for t in first.trajectories]
+
+
+def test_shuffling_leaves_the_unscorable_without_a_reward() -> None:
+    cfg = config()
+    cfg.train.shuffle_rewards = True
+    mixed = [completion("0\n"), completion("?\n"), completion("9\n"), completion("?\n")]
+    out = run(Scripted({}, mixed), cfg, items(1))
+    for t in out.trajectories:
+        assert np.isnan(t.reward) == (t.grade.status == "unscorable") == (not t.components)
 
 
 def test_seeds_are_the_same_in_every_arm() -> None:
@@ -211,3 +222,88 @@ def test_visible_text_is_cut_at_the_stop() -> None:
     assert visible_text(TOKENIZER, item, completion("12\n")) == "12"
     assert visible_text(TOKENIZER, item, completion("12", "length")) == "12"
     assert encode_prompt(TOKENIZER, item).tolist() == TOKENIZER.encode("0=").tolist()
+
+
+def test_case_G01_dynamic_sampling_with_nothing_but_dead_groups_falls_back() -> None:
+    out = run(Scripted({}, ALL_WRONG), config(refill_rounds=2, group="top_p_mass"), items(5))
+    assert out.shortfall == 2 and not out.advantages.weight.any()
+    assert np.isfinite(out.advantages.advantages).all()
+    counters = out.counters()
+    assert (counters["groups_drawn"], counters["groups_kept"], counters["shortfall"]) == (6, 0, 2)
+    assert counters["filter_emptied"] == 0 and np.isnan(counters["filter_threshold"])
+
+
+GRADED = {  # partial credit: 9 is far from every answer, its neighbours are near
+    "0=": [completion("0\n"), completion("9\n"), completion("0\n"), completion("9\n")],
+    "1=": [completion("9\n"), completion("8\n"), completion("9\n"), completion("8\n")],
+}
+
+
+def test_filtered_groups_are_refilled_like_dead_ones() -> None:
+    cfg = config(group="absolute", min_std=0.2, refill_rounds=4)
+    cfg.reward.components = {"correct": 1.0, "partial": 0.5}
+    engine = Scripted(GRADED, GRADED["1="])
+    out = run(engine, cfg, items(2))
+    assert len(engine.calls[1][0]) == 1  # the weak group is drawn anew
+    strong = np.array([g.item.id == "t/0" for g in out.groups])
+    assert out.signal.kept.tolist() == strong.tolist()
+    assert out.advantages.weight.any(axis=1).tolist() == strong.tolist()
+    assert out.counters()["groups_filtered"] == (~strong).sum()
+    assert out.shortfall == 2 - strong.sum() and strong.sum() <= 2
+
+
+def test_a_share_of_all_groups_of_the_step_is_kept_however_many_draws_it_took() -> None:
+    engine = Scripted(RIGHT_HALF, ALL_WRONG)
+    cfg = config(group="uncertainty", keep=0.5, refill_rounds=3)
+    cfg.train.prompts_per_step = 4
+    out = run(engine, cfg, items(8))
+    # 4 drawn keep 2; 6 keep 3; 7 keep 3; 8 keep 4
+    assert [len(call[0]) for call in engine.calls] == [4, 2, 1, 1]
+    assert int(out.signal.kept.sum()) == 4 and out.shortfall == 0
+
+
+def test_the_filters_state_sees_every_group_of_a_step_once() -> None:
+    cfg = config(group="ema_quantile", refill_rounds=3)
+    answers = {k: v for k, v in RIGHT_HALF.items() if k != "0="}
+    before = FilterState(mean=0.5, variance=0.01, seen=100)
+    out = run(Scripted(answers, ALL_WRONG), cfg, items(2), state=before)
+    assert out.filter_state.seen == 100 + int(out.advantages.live.sum())
+    again = run(Scripted(answers, ALL_WRONG), cfg, items(2), state=before)
+    assert again.filter_state == out.filter_state and before.seen == 100
+
+
+def test_rollouts_that_a_rule_takes_are_counted_by_rule() -> None:
+    mixed = [completion("0\n"), completion("9\n"), completion("77", "length"), completion("0\n")]
+    out = run(Scripted({}, mixed), config(trajectory=["truncated"]), items(1))
+    counters = out.counters()
+    assert counters["filtered_truncated"] == counters["trajectories_filtered"] == 2
+    assert [t.kept for t in out.groups[0].trajectories] == [True, True, False, True]
+
+
+def test_lengths_are_measured_in_tokens_against_the_budget_in_force() -> None:
+    cfg = config()
+    cfg.reward.components = {"correct": 1.0, "overlong": 0.5}
+    cfg.reward.overlong_buffer = 2
+    cfg.sampling.max_new_tokens, cfg.eval.max_new_tokens, cfg.eval.samples = 4, 3, 4
+    texts = [completion("0\n"), completion("00\n"), completion("000\n"), completion("00", "length")]
+    sampler = Sampler(Scripted({}, texts), LastDigit(), TOKENIZER)
+    out = collect(sampler, cfg, items(1), ItemStats(), 0, FilterState())
+    # lengths 2, 3, 4, 2 with the stop token; the budget is 4, the penalty starts after 2
+    assert [t.components["overlong"] for t in out.groups[0].trajectories] == [0, -0.5, -1, 0]
+    assert [t.reward for t in out.groups[0].trajectories] == [1.0, -0.25, -0.5, 0.0]
+    scored = evaluate(sampler, cfg, items(1), step=0).trajectories
+    assert [t.components["overlong"] for t in scored] == [-0.5, -1, -1, -0.5]
+
+
+def test_the_composed_reward_is_clipped() -> None:
+    cfg = config()
+    cfg.reward.components = {"correct": 5.0}
+    cfg.reward.clip = 2.0
+    out = run(Scripted(RIGHT_HALF, ALL_WRONG), cfg, items(2))
+    assert {t.reward for t in out.trajectories} == {0.0, 2.0}
+
+
+def test_seconds_are_split_between_sampling_and_the_rest() -> None:
+    out = run(Scripted(RIGHT_HALF, ALL_WRONG), config(), items(2))
+    assert out.sample_s > 0 and out.reward_s > 0
+    assert out.seconds == out.sample_s + out.reward_s
