@@ -170,16 +170,14 @@ def test_a_filter_with_memory_is_replayed_step_by_step() -> None:
     rows = [row(g, s, v, step=step) for step, groups in enumerate(
         [[[1, 0], [1, 0]], [[1, 0], [0.5, 0.3], [0.2, 0.2]]]
     ) for g, vs in enumerate(groups) for s, v in enumerate(vs)]  # fmt: skip
-    edits: dict[str, Any] = {
-        "filter__group": "ema_quantile",
-        "filter__ema_warmup": 2,
-        "filter__ema_decay": 0.5,
-    }
-    found = backtest(change(**edits, filter__min_keep=0.0), of(rows), GRADED)
+
+    def live_after(warmup: int) -> float:
+        edits = change(filter__group="ema_quantile", filter__ema_warmup=warmup,
+                       filter__ema_decay=0.5, filter__min_keep=0.0)  # fmt: skip
+        return backtest(edits, of(rows), GRADED).live_after
+
     # Two groups of std 1.41 in step 0 set the threshold at 1.41; in step 1 it takes 0.14.
-    assert (found.live_before, found.live_after) == (4, 3)
-    later = change(**edits | {"filter__ema_warmup": 3}, filter__min_keep=0.0)
-    assert backtest(later, of(rows), GRADED).live_after == 4
+    assert (live_after(warmup=2), live_after(warmup=3)) == (3, 4)
 
 
 def test_rules_are_replayed_when_their_features_are_stored() -> None:
