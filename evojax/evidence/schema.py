@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 VERSION_KEY = b"evojax.schema_version"
 TABLE_KEY = b"evojax.table"
 EVIDENCE_DIR = "evidence"  # directory of the Parquet files inside a version's directory
@@ -97,31 +97,106 @@ TURNS = (
 UPDATES = (
     *_IDENTITY,
     Column("step", pa.int32(), "update index counted from the base policy"),
-    Column("lr", pa.float64(), "learning rate", True),
-    Column("loss", pa.float64(), "objective, mean over the batch's response tokens", True),
+    Column("lr", pa.float64(), "learning rate of the step's last optimizer step", True),
+    Column(
+        "loss", pa.float64(), "the loss of algorithm.aggregation, with KL and entropy terms", True
+    ),
     Column("grad_norm", pa.float64(), "global gradient norm before clipping", True),
-    Column("clip_high", pa.float64(), "share of tokens clipped at 1 + eps_high", True),
-    Column("clip_low", pa.float64(), "share of tokens clipped at 1 - eps_low", True),
+    Column(
+        "clip_high",
+        pa.float64(),
+        "share of tokens clipped above: A > 0, ratio > 1 + eps_high",
+        True,
+    ),
+    Column(
+        "clip_low", pa.float64(), "share of tokens clipped below: A < 0, ratio < 1 - eps_low", True
+    ),
+    Column("clip_dual", pa.float64(), "share of tokens that the dual clip bounds: A < 0", True),
     Column("entropy", pa.float64(), "mean entropy of the sampling distribution, nats", True),
+    Column(
+        "entropy_trainer",
+        pa.float64(),
+        "mean entropy under the trainer of what it packed, nats",
+        True,
+    ),
     Column("ratio_mean", pa.float64(), "mean probability ratio of a token", True),
     Column("ratio_max", pa.float64(), "largest probability ratio of a token", True),
     Column("mismatch_k1", pa.float64(), "k1 estimate of KL(rollout, trainer), nats", True),
     Column("mismatch_k3", pa.float64(), "k3 estimate of KL(rollout, trainer), nats", True),
     Column("mismatch_max", pa.float64(), "largest log-probability difference, nats", True),
+    Column(
+        "ess", pa.float64(), "effective sample size of trainer / sampler weights over tokens", True
+    ),
+    Column("correction_kept", pa.float64(), "share of tokens that the correction kept", True),
+    Column(
+        "correction_truncated",
+        pa.float64(),
+        "share of tokens the correction capped or masked",
+        True,
+    ),
+    Column(
+        "kl_k1",
+        pa.float64(),
+        "k1 estimate of KL(policy, start weights), nats; null = not measured",
+        True,
+    ),
+    Column(
+        "kl_k3",
+        pa.float64(),
+        "k3 estimate of KL(policy, start weights), nats; null = not measured",
+        True,
+    ),
     Column("tokens", pa.int64(), "response tokens sampled for the step", True),
+    Column("useful_tokens", pa.int64(), "those of sequences with an advantage that is not 0", True),
+    Column(
+        "tokens_sequences", pa.int64(), "prompt and response tokens of the packed sequences", True
+    ),
+    Column("tokens_packed", pa.int64(), "of these after shared prefixes are merged", True),
+    Column(
+        "tokens_padded", pa.int64(), "tokens_packed and padding: what the update computed", True
+    ),
     Column("groups", pa.int32(), "groups that the loss counts", True),
     Column("live_groups", pa.int32(), "drawn groups with unequal rewards", True),
     Column("dead_groups", pa.int32(), "drawn groups whose rewards are all equal", True),
     Column("drawn_groups", pa.int32(), "groups sampled, refills included", True),
-    Column("skipped", pa.bool_(), "the gradient was not finite and the weights were left alone"),
+    Column("groups_filtered", pa.int32(), "live groups that the group filter took", True),
+    Column("filter_emptied", pa.bool_(), "the group filter took every live group", True),
     Column(
-        "nonfinite_consecutive", pa.int32(), "skipped updates in a row, this one included", True
+        "filter_threshold",
+        pa.float64(),
+        "reward std the filter asked for; null = it has none",
+        True,
+    ),
+    Column("trajectories_filtered", pa.int32(), "rollouts that a trajectory rule took", True),
+    Column("shortfall", pa.int32(), "prompts asked for less groups that carry a gradient", True),
+    Column("optimizer_steps", pa.int32(), "optimizer steps that changed the weights", True),
+    Column("skipped", pa.bool_(), "an optimizer step's gradient was not finite; it was left out"),
+    Column("skipped_steps", pa.int32(), "how many of the step's optimizer steps that was", True),
+    Column(
+        "nonfinite_consecutive",
+        pa.int32(),
+        "skipped steps in a row, the longest run of the step",
+        True,
     ),
     Column("no_signal", pa.int8(), "1 when no group was live, so that nothing was updated", True),
-    Column("rollout_s", pa.float64(), "seconds spent sampling and grading", True),
-    Column("update_s", pa.float64(), "seconds spent in the update", True),
+    Column("rollout_s", pa.float64(), "seconds spent sampling", True),
+    Column(
+        "reward_s", pa.float64(), "seconds spent on grading, rewards, advantages, filters", True
+    ),
+    Column("update_s", pa.float64(), "seconds spent in the update, packing included", True),
+    Column("sync_s", pa.float64(), "seconds spent handing the weights to the engine", True),
+    Column(
+        "checkpoint_s", pa.float64(), "seconds spent saving after this step; 0 = not saved", True
+    ),
+    Column(
+        "peak_rss_mb", pa.float64(), "most memory the process has held so far, 10^6 bytes", True
+    ),
     Column("reward_mean", pa.float64(), "mean reward of the scored rollouts", True),
     Column("policy_version", pa.string(), "version tag of the weights before the update", True),
+    Column(
+        "policy_age_mean", pa.float64(), "updates between sampling and this one, token mean", True
+    ),
+    Column("policy_age_max", pa.float64(), "updates between sampling and this one, most", True),
 )
 
 TABLES: dict[str, tuple[Column, ...]] = {

@@ -51,7 +51,9 @@ def _logs(logp_old: jax.Array, logp_rollout: jax.Array, response_mask: jax.Array
     return jax.lax.stop_gradient(log_ratio(logp_old, logp_rollout, response_mask))
 
 
-def _corrected(weight: jax.Array, outside: jax.Array, kept: jax.Array, mask: jax.Array):
+def _corrected(
+    weight: jax.Array, outside: jax.Array, kept: jax.Array, mask: jax.Array
+) -> Corrected:
     spread = jnp.broadcast_to(weight, mask.shape)
     return Corrected(
         weight=jnp.where(mask & kept, spread, 0.0),

@@ -52,6 +52,19 @@ def k3(logp_cur: jax.Array, logp_ref: jax.Array, response_mask: jax.Array) -> ja
     return jnp.minimum(jnp.expm1(d) - d, K3_BOUND)
 
 
+def _pulled(
+    value: jax.Array, pull: jax.Array, logp_cur: jax.Array, response_mask: jax.Array
+) -> jax.Array:
+    """``value`` with the gradient ``pull * grad logp_cur``; 0 off the mask.
+
+    Written out because bounds inside the differentiated expression do harm: beyond the bound on d
+    k2 would not pull at all, and k3_is, whose pull is the small difference of two large terms,
+    would keep only one of them and push the policy away from the reference.
+    """
+    moving = jnp.where(response_mask, logp_cur - jax.lax.stop_gradient(logp_cur), 0.0)
+    return jax.lax.stop_gradient(value) + jax.lax.stop_gradient(pull) * moving
+
+
 @KL_LOSSES.register("k2")
 def k2_loss(
     logp_cur: jax.Array, logp_ref: jax.Array, logp_old: jax.Array, response_mask: jax.Array
@@ -61,7 +74,8 @@ def k2_loss(
     ``E[d * grad d] = E[-d * grad logp_cur] = grad KL(cur || ref)``. It does not look at
     ``logp_old``: on tokens of an older policy its pull is that policy's weighting of the same d.
     """
-    return k2(logp_cur, jax.lax.stop_gradient(logp_ref), response_mask)
+    d = log_ratio(logp_ref, logp_cur, response_mask)
+    return _pulled(k2(logp_cur, logp_ref, response_mask), -d, logp_cur, response_mask)
 
 
 @KL_LOSSES.register("k3_is")
@@ -70,11 +84,14 @@ def k3_is_loss(
 ) -> jax.Array:
     """``w * k3`` with ``w = exp(logp_cur - logp_old)``, gradient through w too.
 
-    Expected gradient: that of KL(cur || ref), on tokens drawn from ``old``, however far cur has
-    moved from it. On the first update w is ``cur / sg(cur)``: value 1, gradient grad logp_cur.
+    ``grad (w k3) = w (k3 - (exp(d) - 1)) grad logp_cur = -w d grad logp_cur``, whose expected value
+    is the gradient of KL(cur || ref) on tokens drawn from ``old``, however far cur has moved from
+    it. On the first update w is 1, and the pull is that of k2.
 
     References:
         DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
     """
-    weight = jnp.exp(log_ratio(logp_cur, jax.lax.stop_gradient(logp_old), response_mask))
-    return weight * k3(logp_cur, jax.lax.stop_gradient(logp_ref), response_mask)
+    d = log_ratio(logp_ref, logp_cur, response_mask)
+    weight = jnp.exp(log_ratio(logp_cur, logp_old, response_mask))
+    value = weight * k3(logp_cur, logp_ref, response_mask)
+    return _pulled(value, -weight * d, logp_cur, response_mask)

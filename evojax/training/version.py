@@ -1,7 +1,8 @@
 """Training one version: collect -> update -> checkpoint, step by step, with exact resume.
 
-Everything a later step depends on is either a pure function of (seed, step) or inside the
-checkpoint: weights, optimizer, update counters and the items' success rates.
+Everything a later step depends on is either a pure function of (seed, step), or the starting
+weights, or inside the checkpoint: weights, optimizer, update counters, the items' success rates
+and what the group filter remembers.
 """
 
 from __future__ import annotations
@@ -9,17 +10,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from evojax.config import EvojaxConf
 from evojax.errors import InputError, TrainingFailed
 from evojax.evidence.types import Item
 from evojax.evidence.writer import EvidenceWriter
-from evojax.grpo.pack import pack
+from evojax.grpo.filters import FilterState
 from evojax.grpo.update import Updater
 from evojax.policy.decoder import ModelConfig, Params
 from evojax.report.live import LiveView
@@ -27,20 +26,9 @@ from evojax.training import checkpoint
 from evojax.training.board import Board
 from evojax.training.collect import Sampler, StepRollouts, collect
 from evojax.training.interrupt import InterruptGuard
+from evojax.training.row import update_row, weights_tag
 from evojax.training.selection import ItemStats
-
-_FROM_UPDATE = (
-    "lr",
-    "loss",
-    "grad_norm",
-    "clip_high",
-    "clip_low",
-    "ratio_mean",
-    "ratio_max",
-    "mismatch_k1",
-    "mismatch_k3",
-    "mismatch_max",
-)
+from evojax.training.steps import BatchUpdate, measures_kl
 
 
 @dataclass(frozen=True)
@@ -60,14 +48,26 @@ class Arm:
 
 @dataclass
 class TrainingTotals:
-    """Counters of one version's training."""
+    """Counters of one version's training; ``updates`` are steps that changed the weights."""
 
     updates: int = 0
+    optimizer_steps: int = 0
     rollouts: int = 0
     tokens: int = 0
     skipped: int = 0
     no_live_group: int = 0
     unscorable: int = 0
+
+
+@dataclass
+class _Progress:
+    """How far a version has come: all that a checkpoint holds."""
+
+    state: dict[str, Any]
+    stats: ItemStats
+    done: int = 0
+    filter_state: FilterState = field(default_factory=FilterState)
+    totals: TrainingTotals = field(default_factory=TrainingTotals)
 
 
 class VersionTrainer:
@@ -105,7 +105,8 @@ class VersionTrainer:
         """Run (or finish) the arm and return its weights.
 
         Args:
-            start: loads the starting weights; not called when a checkpoint is found.
+            start: loads the starting weights; they also are what the KL is measured to, so a
+                resumed run loads them again.
             pool: training items. stats: success rates known from the parent.
 
         Raises:
@@ -114,61 +115,80 @@ class VersionTrainer:
             UnavailableError: the disk failed.
         """
         updater = Updater(self.model, self.cfg.algorithm, self.cfg.sampling.temperature)
+        first = start()
+        updater.reference(first)
         writer = EvidenceWriter(self.directory / "evidence", self.run, arm.version)
-        state, done, totals = self._restore_or_start(updater, arm, start, stats)
-        with Board(self.boards / arm.version, arm.start_step + done) as board:
-            state = self._steps(updater, writer, board, arm, pool, stats, state, done, totals)
-        return state["params"], totals
+        progress = self._restored(updater, arm, stats)
+        if progress is None:
+            progress = _Progress(updater.init(first), stats)
+        batches = BatchUpdate(updater, self.cfg)
+        with Board(self.boards / arm.version, arm.start_step + progress.done) as board:
+            while progress.done < arm.steps:
+                row = self._step(batches, writer, arm, pool, progress)
+                board.update(row)
+                self.guard.check()
+        return progress.state["params"], progress.totals
 
-    def _steps(
+    def _step(
         self,
-        updater: Updater,
+        batches: BatchUpdate,
         writer: EvidenceWriter,
-        board: Board,
         arm: Arm,
         pool: Sequence[Item],
-        stats: ItemStats,
-        state: dict[str, Any],
-        done: int,
-        totals: TrainingTotals,
+        progress: _Progress,
     ) -> dict[str, Any]:
-        while done < arm.steps:
-            step = arm.start_step + done
-            self.sampler.engine.load_weights(state["params"], f"{arm.version}@{step}")
-            rollouts = collect(self.sampler, self.cfg, pool, stats, step)
-            state, row = self._update(updater, state, rollouts, step)
+        """One step: the evidence is written before the checkpoint that makes it count."""
+        step = arm.start_step + progress.done
+        began = time.perf_counter()
+        self.sampler.engine.load_weights(progress.state["params"], weights_tag(arm.version, step))
+        seconds = {"sync_s": time.perf_counter() - began}
+        rollouts = collect(
+            self.sampler, self.cfg, pool, progress.stats, step, progress.filter_state
+        )
+        began = time.perf_counter()
+        measure_kl = measures_kl(self.cfg.algorithm, progress.done, arm.steps)
+        progress.state, metrics = batches.run(progress.state, rollouts, step, measure_kl)
+        seconds["update_s"] = time.perf_counter() - began
+        row = update_row(rollouts, metrics, seconds, step)
+        self._record(writer, rollouts, row, step)
+        progress.filter_state = rollouts.filter_state
+        progress.done += 1
+        _count(progress.totals, rollouts, row)
+        self._show(arm, progress.done, row)
+        self._refuse_nonfinite(arm, row)
+        due = progress.done % self.cfg.train.checkpoint_every == 0
+        if due or progress.done == arm.steps or self.guard.requested:
+            began = time.perf_counter()
+            self._save(arm, progress)
+            row["checkpoint_s"] = time.perf_counter() - began
             self._record(writer, rollouts, row, step)
-            board.update(row)
-            self._count(totals, rollouts, row)
-            done += 1
-            self.view.step(
-                arm.version,
-                done,
-                arm.steps,
-                row["reward_mean"],
-                row["dead_groups"] / max(row["drawn_groups"], 1),
-                row["tokens"] / max(row["rollout_s"] + row["update_s"], 1e-9),
-            )
-            last = done == arm.steps
-            bad = row["nonfinite_consecutive"]
-            if bad >= self.cfg.train.max_nonfinite:
-                raise TrainingFailed(
-                    f"{bad} updates in a row had a non-finite gradient (version {arm.version}, "
-                    f"step {step}); weights are unchanged since. Lower algorithm.lr "
-                    f"(now {self.cfg.algorithm.lr}) or look at the evidence in {self.directory}"
-                )
-            if last or done % self.cfg.train.checkpoint_every == 0 or self.guard.requested:
-                self._save(state, arm, done, stats, totals)
-            self.guard.check()
-        return state
+        return row
 
-    def _restore_or_start(
-        self, updater: Updater, arm: Arm, start: Callable[[], Params], stats: ItemStats
-    ) -> tuple[dict[str, Any], int, TrainingTotals]:
-        abstract = updater.abstract_state()
-        found = checkpoint.restore(self.checkpoints, abstract)
+    def _show(self, arm: Arm, done: int, row: dict[str, Any]) -> None:
+        spent = sum(row[name] for name in ("sync_s", "rollout_s", "reward_s", "update_s"))
+        self.view.step(
+            arm.version,
+            done,
+            arm.steps,
+            row["reward_mean"],
+            row["dead_groups"] / max(row["drawn_groups"], 1),
+            row["tokens"] / max(spent, 1e-9),
+        )
+
+    def _refuse_nonfinite(self, arm: Arm, row: dict[str, Any]) -> None:
+        bad = row["nonfinite_consecutive"]
+        if bad >= self.cfg.train.max_nonfinite:
+            raise TrainingFailed(
+                f"{bad} updates in a row had a non-finite gradient (version {arm.version}, "
+                f"step {row['step']}); weights are unchanged since. Lower algorithm.lr "
+                f"(now {self.cfg.algorithm.lr}) or look at the evidence in {self.directory}"
+            )
+
+    def _restored(self, updater: Updater, arm: Arm, stats: ItemStats) -> _Progress | None:
+        """Where the newest checkpoint stands, or None without one."""
+        found = checkpoint.restore(self.checkpoints, updater.abstract_state())
         if found is None:
-            return updater.init(start()), 0, TrainingTotals()
+            return None
         for warning in found.warnings:
             self.view.note(f"checkpoint: {warning}")
         if found.meta["config_hash"] != arm.config_hash:
@@ -180,79 +200,45 @@ class VersionTrainer:
             )
         stats.counts = {k: (v[0], v[1]) for k, v in found.meta["item_stats"].items()}
         self.view.note(f"{arm.version}: going on after update {found.meta['done']}")
-        return found.state, int(found.meta["done"]), TrainingTotals(**found.meta["totals"])
+        return _Progress(
+            state=found.state,
+            stats=stats,
+            done=int(found.meta["done"]),
+            filter_state=FilterState.from_dict(found.meta["filter_state"]),
+            totals=TrainingTotals(**found.meta["totals"]),
+        )
 
-    def _save(
-        self,
-        state: dict[str, Any],
-        arm: Arm,
-        done: int,
-        stats: ItemStats,
-        totals: TrainingTotals,
-    ) -> None:
+    def _save(self, arm: Arm, progress: _Progress) -> None:
         meta = {
             "version": arm.version,
-            "done": done,
+            "done": progress.done,
             "config_hash": arm.config_hash,
-            "item_stats": {k: list(v) for k, v in stats.counts.items()},
-            "totals": vars(totals),
+            "item_stats": {k: list(v) for k, v in progress.stats.counts.items()},
+            "filter_state": progress.filter_state.to_dict(),
+            "totals": vars(progress.totals),
         }
-        checkpoint.save(self.checkpoints, arm.start_step + done, state, meta, keep=2)
-
-    def _update(
-        self, updater: Updater, state: dict[str, Any], rollouts: StepRollouts, step: int
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        started = time.perf_counter()
-        packed = pack(
-            rollouts.prompts,
-            rollouts.completions,
-            rollouts.advantages,
-            self.cfg.train.micro_batch_groups,
-        )
-        metrics: dict[str, float] = {}
-        for _ in range(self.cfg.algorithm.epochs if packed is not None else 1):
-            state, metrics = updater.step(state, packed)
-        row = self._row(rollouts, metrics, step)
-        row["update_s"] = time.perf_counter() - started
-        return state, row
-
-    def _row(self, rollouts: StepRollouts, metrics: dict[str, float], step: int) -> dict[str, Any]:
-        scored = [t.reward for t in rollouts.trajectories if np.isfinite(t.reward)]
-        entropies = np.concatenate([t.completion.entropies for t in rollouts.trajectories])
-        advantages = rollouts.advantages
-        return {
-            **{name: metrics[name] for name in _FROM_UPDATE},
-            "step": step,
-            "entropy": float(entropies.mean()),
-            "reward_mean": float(np.mean(scored)) if scored else float("nan"),
-            "tokens": rollouts.tokens,
-            "groups": int(advantages.weight.any(axis=1).sum()),
-            "live_groups": int(advantages.live.sum()),
-            "dead_groups": int(advantages.dead.sum()),
-            "drawn_groups": len(rollouts.groups),
-            "skipped": bool(metrics["skipped"]),
-            "nonfinite_consecutive": int(metrics["nonfinite_consecutive"]),
-            "no_signal": int(metrics["no_signal"]),
-            "rollout_s": rollouts.seconds,
-            "policy_version": rollouts.completions[0][0].policy_version,
-        }
+        step = arm.start_step + progress.done
+        checkpoint.save(self.checkpoints, step, progress.state, meta, keep=2)
 
     def _record(
         self, writer: EvidenceWriter, rollouts: StepRollouts, row: dict[str, Any], step: int
     ) -> None:
+        """Write the step's part of the evidence; a second time replaces it."""
         for group in rollouts.groups:
             writer.rollouts(group.trajectories, "train", refill_round=group.refill_round)
         writer.update(row)
         writer.flush(f"{step:06d}")
 
-    def _count(self, totals: TrainingTotals, rollouts: StepRollouts, row: dict[str, Any]) -> None:
-        lost = [t for t in rollouts.trajectories if t.grade.status == "unscorable"]
-        totals.updates += int(row["live_groups"] > 0 and not row["skipped"])
-        totals.no_live_group += int(row["live_groups"] == 0)
-        totals.skipped += int(row["skipped"])
-        totals.rollouts += len(rollouts.trajectories)
-        totals.tokens += rollouts.tokens
-        totals.unscorable += len(lost)
+
+def _count(totals: TrainingTotals, rollouts: StepRollouts, row: dict[str, Any]) -> None:
+    lost = [t for t in rollouts.trajectories if t.grade.status == "unscorable"]
+    totals.updates += int(row["optimizer_steps"] > 0)
+    totals.optimizer_steps += row["optimizer_steps"]
+    totals.no_live_group += int(row["live_groups"] == 0)
+    totals.skipped += row["skipped_steps"]
+    totals.rollouts += len(rollouts.trajectories)
+    totals.tokens += rollouts.tokens
+    totals.unscorable += len(lost)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -39,8 +39,8 @@ def test_missing_evidence_is_an_input_error(tmp_path):
 
 def test_all_faulty_files_are_listed(version_dir):
     directory = version_dir / "evidence"
-    newer = schema("updates").with_metadata({**schema("updates").metadata, VERSION_KEY: b"2"})
-    pq.write_table(newer.empty_table(), directory / "updates-new.parquet")
+    older = schema("updates").with_metadata({**schema("updates").metadata, VERSION_KEY: b"1"})
+    pq.write_table(older.empty_table(), directory / "updates-old.parquet")
     pq.write_table(pa.table({"a": [1]}), directory / "other.parquet")
     (directory / "rollouts-cut.parquet").write_bytes(b"PAR1 cut off")
     short = schema("updates").remove(schema("updates").get_field_index("loss"))
@@ -49,7 +49,7 @@ def test_all_faulty_files_are_listed(version_dir):
         load(version_dir)
     text = str(caught.value)
     assert len(caught.value.problems) == 4
-    assert "schema version 2; this evojax reads version 1" in text
+    assert "schema version 1; this evojax reads version 2" in text
     assert "schema version none" in text
     assert "not a readable Parquet file" in text
     assert "columns are missing: loss" in text

@@ -291,7 +291,7 @@ def test_other_settings_and_other_numbers_of_live_groups_share_a_compilation(mon
         assert packed is not None
         conf = AlgorithmConf(
             lr=1e-3 * (seed + 1), eps_high=0.2 + 0.01 * seed, beta1=0.9 - 0.1 * seed,
-            warmup_steps=seed, decay_steps=10 + seed, correction_high=2.0 + seed, grad_clip=1 + seed,
+            warmup_steps=seed, decay_steps=10 + seed, correction_high=2.0 + seed,
         )  # fmt: skip
         state, _ = Updater(cfg, conf, TEMPERATURE + 0.1 * seed).step(state, packed)
         shapes.add(tuple(x.shape for x in packed.rows))

@@ -8,9 +8,13 @@ from evojax.training.board import Board
 
 event_pb2: Any = importlib.import_module("tensorboardX.proto.event_pb2")
 ROW = {
-    "step": 3, "reward_mean": 0.25, "entropy": 0.9, "grad_norm": float("nan"), "lr": 1e-5,
-    "loss": 0.1, "mismatch_k3": 0.0, "clip_high": 0.0, "clip_low": 0.0, "rollout_s": 1.0,
-    "update_s": 2.0, "dead_groups": 2, "drawn_groups": 8,
+    "step": 3, "reward_mean": 0.25, "entropy": 0.9, "entropy_trainer": 0.8,
+    "grad_norm": float("nan"), "lr": 1e-5, "loss": 0.1, "mismatch_k3": 0.0, "mismatch_max": 0.0,
+    "ess": 1.0, "correction_truncated": 0.0, "clip_high": 0.0, "clip_low": 0.0, "clip_dual": 0.0,
+    "kl_k3": float("nan"), "policy_age_mean": 0.0, "rollout_s": 1.0, "reward_s": 0.1,
+    "update_s": 2.0, "sync_s": 0.2, "checkpoint_s": 0.0, "peak_rss_mb": 900.0, "dead_groups": 2,
+    "drawn_groups": 8, "groups_filtered": 0, "shortfall": 2, "filter_threshold": float("nan"),
+    "tokens": 40, "useful_tokens": 30, "tokens_packed": 75, "tokens_padded": 100,
 }  # fmt: skip
 
 
@@ -33,4 +37,6 @@ def test_scalars_are_written_and_missing_numbers_left_out(tmp_path: Path) -> Non
     scalars = {v.tag: (e.step, v.simple_value) for e in events(tmp_path) for v in e.summary.value}
     assert scalars["train/reward"] == (3, 0.25)
     assert scalars["train/dead_group_share"] == (3, 0.25)
-    assert "optimizer/grad_norm" not in scalars
+    assert scalars["train/useful_token_share"] == (3, 0.75)
+    assert scalars["time/padding_share"] == (3, 0.25)
+    assert "optimizer/grad_norm" not in scalars and "train/kl_to_start_k3_nats" not in scalars
