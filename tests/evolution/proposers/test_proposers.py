@@ -123,3 +123,16 @@ def test_random_edits_are_seeded_distinct_and_admissible(context: ProposalContex
         assert not any(i.unchanged(context.cfg) for i in got)
     seen = {propose(dataclasses.replace(context, seed=s)).interventions[0].rule for s in range(30)}
     assert len(seen) > 5
+
+
+def test_random_edits_name_no_rule_that_the_domain_records_nothing_for(
+    context: ProposalContext,
+) -> None:
+    propose = PROPOSERS.get("random", "evolution.proposer")
+    drawn = [
+        i.edits["filter.trajectory"]
+        for seed in range(40)
+        for i in propose(dataclasses.replace(context, seed=seed, count=100)).interventions
+        if "filter.trajectory" in i.edits
+    ]
+    assert drawn and all(names == ["truncated"] for names in drawn)
