@@ -12,16 +12,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from evojax.policy.decoder import (
-    MASKED,
-    ModelConfig,
-    Params,
-    attention,
-    block,
-    embed,
-    rms_norm,
-    rope_tables,
-)
+from evojax.policy.attention import MASKED, attention, grouped, ungrouped
+from evojax.policy.decoder import ModelConfig, Params, block, embed, rms_norm, rope_tables
 
 KV = tuple[jax.Array, jax.Array]
 
@@ -32,8 +24,8 @@ class PromptCache:
     """Keys and values of P prompts.
 
     Args:
-        kv: for each layer keys ``[P, K, d, S]`` and values ``[P, K, S, d]``, laid out for the
-            products of the decode step.
+        kv: for each layer keys ``[P, K, d, S]`` and values ``[P, K, S, d]`` in the type of the
+            model's products, laid out for those of the decode step.
         valid: bool ``[P, S]``, True at tokens of the prompt.
         lengths: int32 ``[P]``, tokens of each prompt.
     """
@@ -94,7 +86,7 @@ def prefill(
     for i, layer in enumerate(params["layers"]):
         before = None if past is None else past.kv[i]
 
-        attend = partial(_attend_after, before, mask)
+        attend = partial(_attend_after, before, mask, cfg.compute_dtype)
         x, kv = block(layer, cfg, x, rope, attend)
         caches.append(kv)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
@@ -103,21 +95,24 @@ def prefill(
 
 
 def _attend_after(
-    before: KV | None, mask: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array
+    before: KV | None, mask: jax.Array, dtype: str, q: jax.Array, k: jax.Array, v: jax.Array
 ) -> tuple[jax.Array, KV]:
     """Attention of whole rows over what was cached before them and themselves."""
-    keys, values = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
+    keys = k.transpose(0, 2, 3, 1).astype(dtype)
+    values = v.transpose(0, 2, 1, 3).astype(dtype)
     if before is not None:
         keys = jnp.concatenate([before[0], keys], axis=3)
         values = jnp.concatenate([before[1], values], axis=2)
-    mixed = attention(q, keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3), mask)
+    mixed = attention(q, keys.transpose(0, 3, 1, 2), values.transpose(0, 2, 1, 3), mask, dtype)
     return mixed, (keys, values)
 
 
 def empty_cache(cfg: ModelConfig, prompts: int, samples: int, budget: int) -> tuple[KV, ...]:
-    """Room for the sampled tokens of every layer: two ``[P, n, budget, K, d]`` of zeros."""
-    shape = (prompts, samples, budget, cfg.num_kv_heads, cfg.head_dim)
-    return tuple((jnp.zeros(shape), jnp.zeros(shape)) for _ in range(cfg.num_layers))
+    """Room for the sampled tokens of every layer: zeros ``[P*n, K, d, N]``, ``[P*n, K, N, d]``."""
+    rows, kv, dim = prompts * samples, cfg.num_kv_heads, cfg.head_dim
+    keys = jnp.zeros((rows, kv, dim, budget), cfg.compute_dtype)
+    values = jnp.zeros((rows, kv, budget, dim), cfg.compute_dtype)
+    return tuple((keys, values) for _ in range(cfg.num_layers))
 
 
 def decode_step(
@@ -153,6 +148,12 @@ def decode_step(
     return hidden.reshape(prompts, samples, -1), tuple(updated)
 
 
+def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    """``[A, K, m, c] x [A, K, c, n]``, summed in float32."""
+    dims = ((3,), (2,)), ((0, 1), (0, 1))
+    return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+
+
 def _attend_sampled(
     shared: KV,
     valid: jax.Array,
@@ -166,23 +167,42 @@ def _attend_sampled(
 
     Args:
         shared, valid: of the prompt cache.
-        own: ``[P, n, N, K, d]``, filled below ``index``; returned with ``k`` and ``v`` added.
+        own: from ``empty_cache``, filled below ``index``; returned with ``k`` and ``v`` added.
         q: ``[P*n, 1, H, d]``. k, v: ``[P*n, 1, K, d]``.
     """
-    prompts, samples, budget, kv, dim = own[0].shape
-    heads = q.shape[2]
-    place, at = (prompts, samples, 1, kv, dim), (0, 0, index, 0, 0)
-    own_keys = jax.lax.dynamic_update_slice(own[0], k.reshape(place), at)
-    own_values = jax.lax.dynamic_update_slice(own[1], v.reshape(place), at)
-    keys, values = shared
-    q = q.reshape(prompts, samples, kv, heads // kv, dim) * dim**-0.5
-    over_prompt = jnp.einsum("pnkgd,pkds->pnkgs", q, keys)
-    over_prompt = jnp.where(valid[:, None, None, None, :], over_prompt, MASKED)
-    over_own = jnp.einsum("pnkgd,pnmkd->pnkgm", q, own_keys)
-    filled = (jnp.arange(budget) <= index)[None, None, None, None]
-    over_own = jnp.where(filled, over_own, MASKED)
-    weights = jax.nn.softmax(jnp.concatenate([over_prompt, over_own], axis=-1), axis=-1)
-    at_prompt, at_own = jnp.split(weights, [keys.shape[-1]], axis=-1)
-    mixed = jnp.einsum("pnkgs,pksd->pnkgd", at_prompt, values)
-    mixed = mixed + jnp.einsum("pnkgm,pnmkd->pnkgd", at_own, own_values)
-    return mixed.reshape(prompts * samples, 1, heads, dim), (own_keys, own_values)
+    keys, values = own
+    rows, kv, dim, budget = keys.shape
+    prompts, samples = valid.shape[0], rows // valid.shape[0]
+    heads = q.shape[2] // kv
+    kinds = keys.dtype
+    keys = jax.lax.dynamic_update_slice(
+        keys, k.reshape(rows, kv, dim, 1).astype(kinds), (0, 0, 0, index)
+    )
+    values = jax.lax.dynamic_update_slice(
+        values, v.reshape(rows, kv, 1, dim).astype(kinds), (0, 0, index, 0)
+    )
+
+    def by_prompt(x: jax.Array) -> jax.Array:
+        """``[P*n, K, G, c] -> [P, K, n*G, c]``: all samples of a prompt in one product."""
+        x = x.reshape(prompts, samples, kv, heads, -1).transpose(0, 2, 1, 3, 4)
+        return x.reshape(prompts, kv, samples * heads, -1)
+
+    def by_sample(x: jax.Array) -> jax.Array:
+        """The way back."""
+        x = x.reshape(prompts, kv, samples, heads, -1).transpose(0, 2, 1, 3, 4)
+        return x.reshape(rows, kv, heads, -1)
+
+    q = (grouped(q, kv)[..., 0, :] * dim**-0.5).astype(kinds)
+    over_prompt = jnp.where(valid[:, None, None], _dot(by_prompt(q), shared[0]), MASKED)
+    filled = (jnp.arange(budget) <= index)[None, None, None]
+    over_own = jnp.where(filled, _dot(q, keys), MASKED)
+    top = jnp.maximum(
+        by_sample(jnp.max(over_prompt, axis=-1, keepdims=True)),
+        jnp.max(over_own, axis=-1, keepdims=True),
+    )
+    at_prompt = jnp.exp(over_prompt - by_prompt(top))
+    at_own = jnp.exp(over_own - top)
+    total = by_sample(jnp.sum(at_prompt, axis=-1, keepdims=True))
+    total = total + jnp.sum(at_own, axis=-1, keepdims=True)
+    mixed = by_sample(_dot(at_prompt.astype(kinds), shared[1])) + _dot(at_own.astype(kinds), values)
+    return ungrouped((mixed / total)[..., None, :]), (keys, values)

@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from evojax.policy.attention import attention, project
+
 Params = dict[str, Any]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
 
-MASKED = -1e30  # finite: a row that may attend to nothing must not turn into NaN
+DTYPES = ("float32", "bfloat16")
 _INIT_STD = 0.02
 
 
@@ -33,6 +35,8 @@ class ModelConfig:
         rope_theta: base of the rotary frequencies. rms_eps: epsilon of the norms.
         max_position: longest sequence, tokens.
         tie_embeddings: the output matrix is the embedding.
+        compute_dtype: operands of the layers' products, float32 or bfloat16. Weights, sums, norms,
+            softmax and the output matrix stay float32.
     """
 
     vocab_size: int
@@ -46,6 +50,7 @@ class ModelConfig:
     rms_eps: float
     max_position: int
     tie_embeddings: bool = True
+    compute_dtype: str = "float32"
 
     def faults(self) -> list[str]:
         """Everything that makes this shape impossible, one sentence each; empty when sound.
@@ -62,6 +67,8 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             found.append(f"head_dim {self.head_dim} is odd")
+        if self.compute_dtype not in DTYPES:
+            found.append(f"compute_dtype {self.compute_dtype} is not one of {', '.join(DTYPES)}")
         return found
 
 
@@ -142,25 +149,6 @@ def _rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
     return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """Grouped-query attention ``softmax(q k^T / sqrt(d)) v``.
-
-    Args:
-        q: ``[B, T, H, d]``. k, v: ``[B, S, K, d]``; query head h reads head h // (H/K).
-        mask: bool ``[B, T, S]``, True = may attend. A row without any True gives finite values.
-
-    Returns:
-        ``[B, T, H, d]``.
-    """
-    batch, length, heads, dim = q.shape
-    kv = k.shape[2]
-    q = q.reshape(batch, length, kv, heads // kv, dim)
-    scores = jnp.einsum("btkgd,bskd->bkgts", q, k) * dim**-0.5
-    scores = jnp.where(mask[:, None, None], scores, MASKED)
-    mixed = jnp.einsum("bkgts,bskd->btkgd", jax.nn.softmax(scores, axis=-1), v)
-    return mixed.reshape(batch, length, heads, dim)
-
-
 def block(
     layer: Params,
     cfg: ModelConfig,
@@ -178,14 +166,50 @@ def block(
         New ``x`` and what ``attend`` gave as extra (e.g. its keys and values).
     """
     batch, length, _ = x.shape
+
+    def times(value: jax.Array, name: str) -> jax.Array:
+        return project(value, layer[name], cfg.compute_dtype)
+
     h = rms_norm(x, layer["attn_norm"], cfg.rms_eps)
-    q = (h @ layer["q"]).reshape(batch, length, cfg.num_heads, cfg.head_dim)
-    k = (h @ layer["k"]).reshape(batch, length, cfg.num_kv_heads, cfg.head_dim)
-    v = (h @ layer["v"]).reshape(batch, length, cfg.num_kv_heads, cfg.head_dim)
+    q = times(h, "q").reshape(batch, length, cfg.num_heads, cfg.head_dim)
+    k = times(h, "k").reshape(batch, length, cfg.num_kv_heads, cfg.head_dim)
+    v = times(h, "v").reshape(batch, length, cfg.num_kv_heads, cfg.head_dim)
     mixed, extra = attend(_rotate(q, rope), _rotate(k, rope), v)
-    x = x + mixed.reshape(batch, length, -1) @ layer["o"]
+    x = x + times(mixed.reshape(batch, length, -1), "o")
     h = rms_norm(x, layer["mlp_norm"], cfg.rms_eps)
-    return x + (jax.nn.silu(h @ layer["gate"]) * (h @ layer["up"])) @ layer["down"], extra
+    return x + times(jax.nn.silu(times(h, "gate")) * times(h, "up"), "down"), extra
+
+
+def run_layers(
+    params: Params,
+    cfg: ModelConfig,
+    tokens: jax.Array,
+    positions: jax.Array,
+    attend: Attend,
+    *,
+    remat: bool = False,
+) -> jax.Array:
+    """Hidden states after the final norm, with attention as the caller lays it out.
+
+    Args:
+        params: from ``init_params`` or a loader.
+        cfg: shape of the model.
+        tokens: int32 ``[B, T]``.
+        positions: int32 ``[B, T]``, position of each token within its own sequence.
+        attend: see ``block``; what it gives besides is dropped.
+        remat: recompute each layer in the backward pass instead of keeping its activations.
+
+    Returns:
+        float32 ``[B, T, D]``.
+    """
+    rope = rope_tables(cfg, positions)
+
+    def step(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:
+        return block(layer, cfg, x, rope, attend)[0], None
+
+    x = embed(params, tokens)
+    x, _ = jax.lax.scan(jax.checkpoint(step) if remat else step, x, params["layers"])
+    return rms_norm(x, params["final_norm"], cfg.rms_eps)
 
 
 def hidden_states(
@@ -197,28 +221,20 @@ def hidden_states(
     *,
     remat: bool = False,
 ) -> jax.Array:
-    """Hidden states after the final norm.
+    """``run_layers`` with attention under one mask.
 
     Args:
-        params: from ``init_params`` or a loader.
-        cfg: shape of the model.
-        tokens: int32 ``[B, T]``.
-        positions: int32 ``[B, T]``, position of each token within its own sequence.
-        mask: bool ``[B, T, T]``, True where query t may attend to key s.
-        remat: recompute each layer in the backward pass instead of keeping its activations.
-
-    Returns:
-        float32 ``[B, T, D]``; finite also where a row of the mask is empty.
+        mask: bool ``[B, T, T]``, True where query t may attend to key s; the result is finite
+            also where a row of it is empty.
     """
-    rope = rope_tables(cfg, positions)
-
-    def step(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:
-        x, _ = block(layer, cfg, x, rope, lambda q, k, v: (attention(q, k, v, mask), None))
-        return x, None
-
-    x = embed(params, tokens)
-    x, _ = jax.lax.scan(jax.checkpoint(step) if remat else step, x, params["layers"])
-    return rms_norm(x, params["final_norm"], cfg.rms_eps)
+    return run_layers(
+        params,
+        cfg,
+        tokens,
+        positions,
+        lambda q, k, v: (attention(q, k, v, mask, cfg.compute_dtype), None),
+        remat=remat,
+    )
 
 
 def embed(params: Params, tokens: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from evojax.policy.decoder import MASKED
+from evojax.policy.attention import MASKED
 
 _BLOCK = 256
 
