@@ -1,0 +1,236 @@
+"""Every objective, aggregation and correction: one gradient, however the batch is cut."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from update_oracle import GROUPS, LONGEST, TEMPERATURE, TINY, Batch, oracle, weights
+
+from evojax.config import AlgorithmConf
+from evojax.grpo.aggregation import AGGREGATIONS
+from evojax.grpo.correction import CORRECTIONS
+from evojax.grpo.gradient import batch_gradient
+from evojax.grpo.kl import KL_LOSSES
+from evojax.grpo.objectives import OBJECTIVES
+from evojax.grpo.pack import pack
+from evojax.grpo.update import Updater
+
+gradient_of = jax.jit(batch_gradient, static_argnames=("cfg", "spec"))
+
+
+@st.composite
+def algorithms(draw):
+    """Any algorithm that can be chosen: corrections need log-probabilities of the trainer."""
+    correction = draw(st.sampled_from(list(CORRECTIONS)))
+    trainer = correction != "none" or draw(st.booleans())
+    objective = draw(st.sampled_from(list(OBJECTIVES)))
+    return AlgorithmConf(
+        objective=objective,
+        aggregation=draw(st.sampled_from(list(AGGREGATIONS))),
+        correction=correction,
+        correction_low=0.8,
+        correction_high=1.2,
+        old_logprobs="trainer" if trainer else "rollout",
+        epochs=draw(st.sampled_from([1, 2])),
+        eps_low=draw(st.sampled_from([0.03, 0.2])),
+        eps_high=draw(st.sampled_from([0.05, 0.28])),
+        dual_clip=draw(st.sampled_from([None, 1.3])) if objective == "clip" else None,
+        kl_coef=draw(st.sampled_from([0.0, 0.3])),
+        kl_loss=draw(st.sampled_from(list(KL_LOSSES))),
+        entropy_coef=draw(st.sampled_from([0.0, 0.2])),
+    )
+
+
+def widened(packed, nodes=5, lines=2, tokens=3, rows=1):
+    """The same batch with more padding on every axis."""
+    extra = {
+        "tokens": (rows, nodes), "positions": (rows, nodes), "subtree_end": (rows, nodes),
+        "head": (rows, nodes), "rows": (),
+    }  # fmt: skip
+    arrays = {
+        name: np.pad(value, [(0, more) for more in extra.get(name, (rows, lines, tokens))])
+        for name, value in packed.rows._asdict().items()
+        if name != "rows"
+    }
+    owner = np.pad(packed.owner, [(0, rows), (0, lines), (0, 0)], constant_values=-1)
+    new = type(packed.rows)(**arrays, rows=packed.rows.rows)
+    return type(packed)(new, owner, packed.stats)
+
+
+def scored_pack(trainer, batch, conf, per_row, groups=None):
+    packed = pack(
+        batch.prompts,
+        batch.completions,
+        batch.advantages,
+        per_row,
+        aggregation=conf.aggregation,
+        horizon=LONGEST,
+        include_dead=trainer.spec.needs_dead,
+        groups=groups,
+    )
+    assert packed is not None
+    trainer.reference(weights(3))
+    packed = trainer.score_reference(packed)
+    if trainer.spec.scores_old:
+        packed = trainer.score_old({"params": weights(2)}, packed)
+    return packed
+
+
+def assert_same(left, right, rtol=2e-4):
+    """Equal leaf by leaf, to ``rtol`` of the gradient's largest element."""
+    largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(right))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=rtol * largest + 1e-7),
+        left,
+        right,
+    )
+
+
+@settings(max_examples=14, derandomize=True)
+@given(
+    conf=algorithms(),
+    seed=st.integers(0, 20),
+    per_row=st.sampled_from([1, 2, 4]),
+    order=st.permutations(range(GROUPS)),
+    wide=st.booleans(),
+)
+def test_packed_loss_and_gradient_equal_the_unpacked_oracle(conf, seed, per_row, order, wide):
+    trainer = Updater(TINY, conf, TEMPERATURE)
+    loss, gradient = oracle(weights(), Batch(seed), conf, LONGEST, weights(2), weights(3))
+    packed = scored_pack(trainer, Batch(seed, order), conf, per_row)
+    packed = widened(packed) if wide else packed
+    found, sums = gradient_of(weights(), TINY, trainer.spec, trainer.hyper, packed.rows)
+    assert float(sums["loss"]) == pytest.approx(loss, rel=1e-4, abs=1e-5)
+    assert_same(found, gradient)
+
+
+CUTS = [
+    AlgorithmConf(),
+    AlgorithmConf(
+        objective="gspo", aggregation="seq_mean_token_mean", old_logprobs="trainer", epochs=2,
+        correction="sequence_tis", correction_high=1.2, kl_coef=0.1, entropy_coef=0.1,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("conf", CUTS, ids=["plain", "everything"])
+def test_rows_padding_and_order_change_neither_gradient_nor_metrics(conf):
+    trainer = Updater(TINY, conf, TEMPERATURE)
+    results = []
+    for per_row, order, wide in (
+        (4, range(4), False),
+        (1, (2, 0, 3, 1), True),
+        (2, (3, 2, 1, 0), 0),
+    ):
+        packed = scored_pack(trainer, Batch(5, order), conf, per_row)
+        rows = (widened(packed) if wide else packed).rows
+        results.append(gradient_of(weights(), TINY, trainer.spec, trainer.hyper, rows))
+    for gradient, sums in results[1:]:
+        assert_same(gradient, results[0][0], 1e-5)
+        for name, value in sums.items():
+            np.testing.assert_allclose(value, results[0][1][name], rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_accumulates_over_minibatches_only_with_their_own_denominators():
+    """Two halves, each with the whole batch's weights, add up to the batch's gradient."""
+    conf = CUTS[0]
+    trainer = Updater(TINY, conf, TEMPERATURE)
+    batch = Batch(7)
+    whole = scored_pack(trainer, batch, conf, 2)
+    expected, _ = gradient_of(weights(), TINY, trainer.spec, trainer.hyper, whole.rows)
+    parts = []
+    counted = batch.advantages.weight
+    lengths = np.array([[len(c.token_ids) for c in group] for group in batch.completions])
+    for groups in ([0, 1], [2, 3]):
+        part = scored_pack(trainer, batch, conf, 2, groups)
+        share = (lengths * counted)[groups].sum() / (lengths * counted).sum()
+        gradient, _ = gradient_of(weights(), TINY, trainer.spec, trainer.hyper, part.rows)
+        parts.append(jax.tree.map(lambda g, share=share: g * share, gradient))
+    assert_same(jax.tree.map(lambda a, b: a + b, *parts), expected, 1e-5)
+
+
+SHARDED = """
+import json
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from test_update_properties import CUTS, TINY, Batch, TEMPERATURE, scored_pack, weights, widened
+from evojax.grpo.gradient import MAXIMA, batch_gradient
+from evojax.grpo.update import Updater
+
+mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+out = []
+for conf in CUTS:
+    trainer = Updater(TINY, conf, TEMPERATURE)
+    packed = scored_pack(trainer, Batch(5), conf, 1)
+    packed = widened(packed, 0, 0, 0, 8 - packed.rows.tokens.shape[0])
+
+    def local(params, hyper, rows):
+        mine = rows.tokens.shape[0]
+        left = rows.rows - jax.lax.axis_index("data") * mine
+        rows = rows._replace(rows=jax.numpy.clip(left, 0, mine))
+        gradient, sums = batch_gradient(params, TINY, trainer.spec, hyper, rows)
+        most = {name: jax.lax.pmax(sums[name], "data") for name in MAXIMA}
+        return jax.lax.psum((gradient, sums), "data"), most
+
+    split = type(packed.rows)(*(P("data") if np.ndim(x) else P() for x in packed.rows))
+    many = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(P(), P(), split), out_specs=P(),
+                                 check_vma=False))
+    (gradient, sums), most = many(weights(), trainer.hyper, packed.rows)
+    alone, expected = jax.jit(batch_gradient, static_argnames=("cfg", "spec"))(
+        weights(), TINY, trainer.spec, trainer.hyper, packed.rows)
+    largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(alone))
+    error = max(jax.tree.leaves(jax.tree.map(
+        lambda a, b: float(np.abs(a - b).max()), gradient, alone)))
+    sums = sums | most
+    out.append({
+        "devices": len(gradient["embed"].devices()), "rows": int(packed.rows.rows),
+        "gradient": error / largest,
+        "sums": max(abs(float(sums[n]) - float(expected[n])) for n in expected),
+    })
+print(json.dumps(out))
+"""
+
+
+def test_rows_over_eight_devices_give_the_gradient_of_one():
+    """The weights of tokens are global, so devices need nothing but a sum."""
+    env = os.environ | {
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED], capture_output=True, text=True, env=env, timeout=250
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for found in json.loads(done.stdout):
+        assert found["devices"] == 8 and found["rows"] > 2
+        assert found["gradient"] < 1e-5 and found["sums"] < 1e-3
+
+
+def test_the_oracle_sees_clipping_masking_and_both_kl_losses():
+    """The examples above would prove little if no bound ever acted."""
+    batch = Batch(5)
+    ids, mask, sampler, adv = batch.arrays()
+    assert (adv > 0).any() and (adv < 0).any() and not mask.all()
+    base = CUTS[1]
+    losses = {
+        change: oracle(
+            weights(), batch, dataclasses.replace(base, **dict([change])), LONGEST, weights(2),
+            weights(3),
+        )[0]
+        for change in (("epochs", 2), ("eps_low", 0.01), ("correction", "geometric_mask"),
+                       ("kl_loss", "k3_is"), ("kl_coef", 0.0), ("entropy_coef", 0.0),
+                       ("aggregation", "seq_mean_token_sum"), ("objective", "cispo"))
+    }  # fmt: skip
+    assert len({round(value, 7) for value in losses.values()}) >= len(losses) - 1
+    assert np.isfinite(sampler).all() and ids.shape[0] == mask.shape[0]
