@@ -96,17 +96,17 @@ def assert_same(left, right, rtol=2e-4):
     )
 
 
-@settings(max_examples=14, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(
     conf=algorithms(),
     seed=st.integers(0, 20),
-    per_row=st.sampled_from([1, 2, 4]),
+    cut=st.sampled_from([(1, True), (4, False)]),
     order=st.permutations(range(GROUPS)),
-    wide=st.booleans(),
 )
-def test_packed_loss_and_gradient_equal_the_unpacked_oracle(conf, seed, per_row, order, wide):
+def test_packed_loss_and_gradient_equal_the_unpacked_oracle(conf, seed, cut, order):
     trainer = Updater(TINY, conf, TEMPERATURE)
     loss, gradient = oracle(weights(), Batch(seed), conf, LONGEST, weights(2), weights(3))
+    per_row, wide = cut
     packed = scored_pack(trainer, Batch(seed, order), conf, per_row)
     packed = widened(packed) if wide else packed
     found, sums = gradient_of(weights(), TINY, trainer.spec, trainer.hyper, packed.rows)
