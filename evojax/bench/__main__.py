@@ -19,25 +19,16 @@ import jax
 import numpy as np
 
 from evojax.bench.flops import matmul_ceiling, update_flops
-from evojax.bench.rates import (
-    checkpoint_seconds,
-    compile_seconds,
-    decode_rates,
-    pack_live,
-    plain_batch,
-    update_rate,
-)
+from evojax.bench.rates import compile_seconds, decode_rates, plain_batch, update_rate
 from evojax.bench.shapes import SHAPES, Shape, tiny
-from evojax.bench.step import StepTimes, peak_rss_gb, run_steps, step_conf
+from evojax.bench.step import PARTS, run_steps, step_conf
 from evojax.bench.timing import BUDGET_S, machine, note, spread
 from evojax.config import PolicyConf
-from evojax.grpo.advantages import RewardTable
-from evojax.grpo.pack import Packed
 from evojax.policy.compile_cache import enable_compile_cache
 from evojax.policy.load import SOURCES, Policy, load_policy
 
 SCHEMA = 2
-PARTS = ("rollout_s", "reward_s", "update_s", "sync_s")
+TOKENS = ("tokens", "tokens_sequences", "tokens_packed", "tokens_padded")
 
 
 @dataclass(frozen=True)
@@ -45,7 +36,7 @@ class Plan:
     """How much is measured.
 
     Args:
-        steps: training steps of a shape after the first, which compiles and is not counted.
+        steps: training steps of a shape that are timed, between a first and a last one.
         repeats: timed runs of everything else. batches: rows decoded together.
         decode_prompt, decode_new: tokens. plain_rows, plain_length: the update on unshared
             sequences.
@@ -66,50 +57,46 @@ QUICK = Plan(
 )  # fmt: skip
 
 
-def repacked(step: StepTimes, shape: Shape, micro_batch_groups: int) -> Packed:
-    """The batch that the trainer's update saw in ``step``."""
-    groups = step.groups
-    return pack_live(
-        [g.prompt for g in groups],
-        [g.completions for g in groups],
-        RewardTable(np.array([g.rewards for g in groups]), 1e-6),
-        micro_batch_groups,
-        shape.new,
-    )
-
-
 def shape_figures(
     policy: Policy, shape: Shape, conf: PolicyConf, plan: Plan, micro_batch_groups: int
 ) -> dict[str, Any]:
-    """Every figure of one shape; the steps' first one is a warm-up."""
-    steps = run_steps(
-        policy, shape, step_conf(shape, conf, plan.steps + 1, micro_batch_groups), live=True
-    )[1:]
-    peak = peak_rss_gb()
-    packs = [repacked(step, shape, micro_batch_groups) for step in steps]
-    seconds = {part: _median([getattr(s, part) for s in steps]) for part in PARTS}
-    whole = spread([s.step_s for s in steps])
+    """Every figure of one shape.
+
+    The first step compiles; the last one also measures the KL and saves a checkpoint, and only
+    tells what those take.
+    """
+    training = step_conf(shape, conf, plan.steps + 2, micro_batch_groups)
+    _, *steps, last = run_steps(policy, shape, training, live=True)
+    packs = [packed for step in steps if (packed := step.repacked(training)) is not None]
+    parts = {part: _median([s.row[part] for s in steps]) for part in PARTS}
+    whole = spread([s.seconds for s in steps])
     gflop = _median([update_flops(policy.cfg, p) * 1e-9 for p in packs])
     ceiling = matmul_ceiling(policy.cfg, packs[0], conf.compute_dtype, plan.repeats)
-    rate = gflop / seconds["update_s"]
+    rate = gflop / parts["update_s"]
     note(
         f"{shape.name}: {whole['median_s']:.2f} s a step; "
-        + ", ".join(f"{part} {value:.2f}" for part, value in seconds.items())
+        + ", ".join(f"{part} {value:.2f}" for part, value in parts.items())
         + f"; update {rate:.1f} GFLOP/s, {rate / ceiling['gflop_per_s']:.0%} of the matmuls'"
     )
     return {
         "shape": vars(shape) | {"micro_batch_groups": micro_batch_groups},
         "step": whole,
-        "parts": seconds,
+        "parts": parts,
+        "beside": {
+            "checkpoint_s": last.row["checkpoint_s"],
+            "kl_measure_s": max(0.0, last.row["update_s"] - parts["update_s"]),
+        },
         "tokens_per_s": {
-            "raw": _median([s.response_tokens / s.step_s for s in steps]),
-            "useful": _median([s.useful_tokens / s.step_s for s in steps]),
+            "raw": _median([s.row["tokens"] / s.seconds for s in steps]),
+            "useful": _median([s.row["useful_tokens"] / s.seconds for s in steps]),
         },
         "live_share": _median([s.live_share for s in steps]),
         "natural_dead_share": 1.0 - float(np.mean([s.natural_live_share for s in steps])),
-        "tokens": {name: _median([p.stats[name] for p in packs]) for name in packs[0].stats},
-        "padding_share": _median([_padding(p) for p in packs]),
-        "peak_rss_gb": peak,
+        "tokens": {name: _median([s.row[name] for s in steps]) for name in TOKENS},
+        "padding_share": _median(
+            [1.0 - s.row["tokens_packed"] / s.row["tokens_padded"] for s in steps]
+        ),
+        "peak_rss_gb": steps[-1].row["peak_rss_mb"] / 1e3,
         "update": {
             "gflop": gflop,
             "gflop_per_s": rate,
@@ -121,10 +108,6 @@ def shape_figures(
 
 def _median(values: Sequence[float]) -> float:
     return float(np.median(values))
-
-
-def _padding(packed: Packed) -> float:
-    return 1.0 - packed.stats["tokens_packed"] / packed.stats["tokens_padded"]
 
 
 def measure(conf: PolicyConf, shapes: Sequence[Shape], plan: Plan, micro: int) -> dict[str, Any]:
@@ -150,7 +133,6 @@ def measure(conf: PolicyConf, shapes: Sequence[Shape], plan: Plan, micro: int) -
         "machine": before,
         "plan": vars(plan) | {"budget_s": BUDGET_S},
         "shapes": figures,
-        "checkpoint": checkpoint_seconds(policy.cfg, policy.params, min(plan.repeats, 3)),
         "decode": decode,
         "plain_update": update_rate(policy.cfg, policy.params, plain, plan.repeats),
         "compile": {"update": compile_seconds(policy.cfg, plain)},

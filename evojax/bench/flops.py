@@ -18,7 +18,7 @@ from evojax.grpo.pack import Packed
 from evojax.policy.decoder import ModelConfig
 
 HEAD_ROWS = 512  # at most: more rows do not change the head's rate, only the memory it takes
-_INNER_FLOPS = 1e10  # one timed run repeats a product until it has about this many operations
+_INNER_FLOPS, _INNER_CALLS = 2e9, 50  # a timed run repeats a small product up to these
 _LAYOUTS = {
     "forward": lambda x, w, d: x @ w,
     "input_gradient": lambda x, w, d: d @ w.T,
@@ -100,7 +100,7 @@ def _product(
     """Rate of one product of ``x [m, k]``, ``w [k, n]``, ``d [m, n]``."""
     multiply = jax.jit(_LAYOUTS[which])
     x, w, d = (jnp.ones(shape, dtype) for shape in ((m, k), (k, n), (m, n)))
-    inner = max(1, int(_INNER_FLOPS // (2 * m * k * n)))
+    inner = min(_INNER_CALLS, max(1, int(_INNER_FLOPS // (2 * m * k * n))))
 
     def run() -> None:
         for _ in range(inner):

@@ -1,8 +1,7 @@
-"""Parts alone: decoding for several batch sizes, the update, its compilation, a checkpoint."""
+"""Parts by themselves: decoding for several batch sizes, the update, its compilation."""
 
 from __future__ import annotations
 
-import tempfile
 import time
 from typing import Any
 
@@ -19,7 +18,6 @@ from evojax.grpo.update import Updater
 from evojax.policy.decoder import ModelConfig, Params
 from evojax.rollout.base import SamplingParams
 from evojax.rollout.embedded import EmbeddedEngine
-from evojax.training import checkpoint
 
 
 def decode_rates(
@@ -59,29 +57,11 @@ def plain_batch(cfg: ModelConfig, rows: int, length: int) -> Packed:
 
     prompts = [np.array([g], np.int32) for g in range(rows // 2)]
     completions = [[completion(), completion()] for _ in prompts]
-    table = RewardTable(np.tile([1.0, 0.0], (len(prompts), 1)), 1e-6)
-    return pack_live(prompts, completions, table, 1, length)
-
-
-def pack_live(
-    prompts: list[np.ndarray],
-    completions: list[list[Completion]],
-    table: RewardTable,
-    micro_batch_groups: int,
-    horizon: int,
-) -> Packed:
-    """A batch with live groups, packed as the trainer does by default."""
-    conf = AlgorithmConf()
-    packed = pack(
-        prompts,
-        completions,
-        estimate(conf.advantage, table),
-        micro_batch_groups,
-        aggregation=conf.aggregation,
-        horizon=horizon,
-    )
+    conf, rewards = AlgorithmConf(), np.tile([1.0, 0.0], (len(prompts), 1))
+    live = estimate(conf.advantage, RewardTable(rewards, conf.dead_tolerance))
+    packed = pack(prompts, completions, live, 1, aggregation=conf.aggregation, horizon=length)
     if packed is None:
-        raise RuntimeError("no group is live, so there is no update to measure")
+        raise RuntimeError("every group has two different rewards, so one must be live")
     return packed
 
 
@@ -119,12 +99,3 @@ def compile_seconds(cfg: ModelConfig, packed: Packed) -> dict[str, float]:
             out[name] = time.perf_counter() - began
     note(f"compile, update: {out['cold_s']:.2f} s cold, {out['warm_s']:.2f} s from the cache")
     return out
-
-
-def checkpoint_seconds(cfg: ModelConfig, params: Params, repeats: int) -> dict[str, Any]:
-    """Writing one checkpoint of weights and optimizer, complete with its checksums."""
-    state = Updater(cfg, AlgorithmConf(), 1.0).init(params)
-    with tempfile.TemporaryDirectory(prefix="evojax-bench-") as scratch:
-        seconds = timed(lambda: checkpoint.save(scratch, 1, state, {}), repeats)
-    note(f"checkpoint: {seconds['median_s']:.2f} s")
-    return seconds

@@ -1,17 +1,15 @@
-"""Whole training steps through the real trainer, taken apart into their seconds.
+"""Whole training steps through the real trainer, and what each part of them took.
 
 ``VersionTrainer`` runs them: it samples with ``EmbeddedEngine``, grades, rewards, packs, updates,
-writes evidence and hands the new weights to the engine. Only two things are put around it: a
-clock around the engine's calls, and grades by place in the group, so that no group is dead.
+writes evidence, hands the new weights to the engine and saves checkpoints; the seconds are its own,
+read from the evidence. Two things are put around it: completions of a forced length, and grades by
+place in the group, so that no group is dead.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import resource
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +20,11 @@ from rich.console import Console
 
 from evojax.bench.shapes import Shape, shape_items
 from evojax.config import DomainConf, EvojaxConf, PolicyConf
-from evojax.domains.math.domain import MathDomain
+from evojax.domains.base import load_domain
 from evojax.evidence.reader import load as load_evidence
-from evojax.evidence.types import Completion, FinishReason, Grade, Item
+from evojax.evidence.types import Completion, FinishReason, Grade, Item, Split
+from evojax.grpo.advantages import RewardTable, estimate
+from evojax.grpo.pack import Packed, pack
 from evojax.policy.load import Policy
 from evojax.report.live import LiveView
 from evojax.rollout.base import SamplingParams
@@ -34,34 +34,7 @@ from evojax.training.interrupt import InterruptGuard
 from evojax.training.selection import ItemStats
 from evojax.training.version import Arm, VersionTrainer
 
-
-@dataclass
-class StepTimes:
-    """One training step.
-
-    Args:
-        rollout_s: sampling. reward_s: grading, rewards, advantages, filters. update_s: packing and
-            optimizer. sync_s: handing the weights to the engine. All seconds.
-        response_tokens, useful_tokens: sampled, and those of them with a non-zero advantage.
-        live_share: groups with unequal rewards. natural_live_share: the same under the task's own
-            grades.
-        groups: per group its prompt, completions and rewards, as trained on.
-    """
-
-    rollout_s: float
-    reward_s: float
-    update_s: float
-    sync_s: float
-    response_tokens: int
-    useful_tokens: int
-    live_share: float
-    natural_live_share: float
-    groups: list[StepGroup] = field(repr=False)
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of the step; evidence and checkpoints, written beside it, are not in it."""
-        return self.rollout_s + self.reward_s + self.update_s + self.sync_s
+PARTS = ("rollout_s", "reward_s", "update_s", "sync_s")
 
 
 @dataclass(frozen=True)
@@ -74,25 +47,49 @@ class StepGroup:
     text: str
 
 
-class TimedEngine:
-    """The engine with a clock around each call.
+@dataclass(frozen=True)
+class Step:
+    """One training step.
 
     Args:
-        engine: the real one. forced: no token ends a completion, all have their full length.
+        row: of the ``updates`` table; its ``*_s`` are seconds.
+        groups: what was trained on. natural_live_share: groups with unequal rewards under the
+            task's own grades, whatever the grades were that trained.
     """
 
-    def __init__(self, engine: EmbeddedEngine, forced: bool):
-        self.engine = engine
-        self.forced = forced
-        self.sync_s: list[float] = []
-        self.generate_s: list[float] = []
+    row: dict[str, Any]
+    groups: list[StepGroup] = field(repr=False)
+    natural_live_share: float
 
-    def load_weights(self, params: Any, version: str) -> None:
-        """See ``Engine``; begins a new step."""
-        began = time.perf_counter()
-        self.engine.load_weights(params, version)
-        self.sync_s.append(time.perf_counter() - began)
-        self.generate_s.append(0.0)
+    @property
+    def seconds(self) -> float:
+        """Of the step; evidence and checkpoints, written beside it, are not in it."""
+        return sum(self.row[name] for name in PARTS)
+
+    @property
+    def live_share(self) -> float:
+        """Groups with unequal rewards, as trained on."""
+        return self.row["live_groups"] / self.row["drawn_groups"]
+
+    def repacked(self, conf: EvojaxConf) -> Packed | None:
+        """The batch as the update saw it; None when no group was live."""
+        rewards = np.array([group.rewards for group in self.groups])
+        algorithm = conf.algorithm
+        return pack(
+            [group.prompt for group in self.groups],
+            [group.completions for group in self.groups],
+            estimate(algorithm.advantage, RewardTable(rewards, algorithm.dead_tolerance)),
+            conf.train.micro_batch_groups,
+            aggregation=algorithm.aggregation,
+            horizon=conf.sampling.max_new_tokens,
+        )
+
+
+class FullLength:
+    """The engine without stop tokens: every completion uses up its budget."""
+
+    def __init__(self, engine: EmbeddedEngine):
+        self.engine = engine
 
     def generate(
         self,
@@ -102,20 +99,20 @@ class TimedEngine:
         seeds: Sequence[int],
     ) -> list[list[Completion]]:
         """See ``Engine``."""
-        if self.forced:
-            sampling = dataclasses.replace(sampling, stop_token_ids=())
-        began = time.perf_counter()
-        out = self.engine.generate(token_prompts, sampling, n, seeds)
-        self.generate_s[-1] += time.perf_counter() - began
-        return out
+        unstopped = dataclasses.replace(sampling, stop_token_ids=())
+        return self.engine.generate(token_prompts, unstopped, n, seeds)
+
+    def load_weights(self, params: Any, version: str) -> None:
+        """See ``Engine``."""
+        self.engine.load_weights(params, version)
 
     def health(self) -> dict[str, Any]:
         """See ``Engine``."""
         return self.engine.health()
 
 
-class GradedDomain(MathDomain):
-    """The math domain, remembering its grades.
+class GradedDomain:
+    """The math domain with its grades watched.
 
     Args:
         shape: names the tasks. live: grade by place in the group, right and wrong in turn, so that
@@ -123,7 +120,7 @@ class GradedDomain(MathDomain):
     """
 
     def __init__(self, shape: Shape, live: bool):
-        super().__init__(DomainConf(tasks=list(shape.tasks)))
+        self.domain = load_domain(DomainConf(tasks=list(shape.tasks)))
         self.live = live
         self.natural: list[Grade] = []
 
@@ -131,19 +128,40 @@ class GradedDomain(MathDomain):
         self, items: Sequence[Item], texts: Sequence[str], finish_reasons: Sequence[FinishReason]
     ) -> list[Grade]:
         """See ``Domain``."""
-        grades = super().grade(items, texts, finish_reasons)
+        grades = self.domain.grade(items, texts, finish_reasons)
         self.natural += grades
         if not self.live:
             return grades
         return [Grade("wrong" if i % 2 else "correct") for i in range(len(grades))]
 
+    def items(self, split: Split) -> list[Item]:
+        """See ``Domain``."""
+        return self.domain.items(split)
+
+    def features(self, item: Item, text: str, completion_tokens: int) -> dict[str, float]:
+        """See ``Domain``."""
+        return self.domain.features(item, text, completion_tokens)
+
+    def describe(self) -> dict[str, Any]:
+        """See ``Domain``."""
+        return self.domain.describe()
+
+    def close(self) -> None:
+        """See ``Domain``."""
+        self.domain.close()
+
 
 def step_conf(shape: Shape, policy: PolicyConf, steps: int, micro_batch_groups: int) -> EvojaxConf:
-    """The main job's configuration with the shape's sizes."""
+    """The main job's configuration with the shape's sizes.
+
+    The distance from the starting weights, a forward pass of its own, is measured on the last step
+    only, and a checkpoint is saved after it.
+    """
     conf = EvojaxConf(experiment=f"bench_{shape.name}", policy=policy, live=False)
     conf.domain.tasks = list(shape.tasks)
     conf.sampling.group_size = shape.samples
     conf.sampling.max_new_tokens = shape.new
+    conf.algorithm.kl_every = steps
     conf.train.steps = steps
     conf.train.prompts_per_step = shape.prompts
     conf.train.micro_batch_groups = micro_batch_groups
@@ -151,43 +169,31 @@ def step_conf(shape: Shape, policy: PolicyConf, steps: int, micro_batch_groups: 
     return conf
 
 
-def run_steps(
-    policy: Policy,
-    shape: Shape,
-    conf: EvojaxConf,
-    *,
-    live: bool,
-    pool: Sequence[Item] | None = None,
-) -> list[StepTimes]:
-    """Train ``conf.train.steps`` steps and take their times; the first ones compile.
+def run_steps(policy: Policy, shape: Shape, conf: EvojaxConf, *, live: bool) -> list[Step]:
+    """Train ``conf.train.steps`` steps on ``shape_items``; the first one compiles.
 
     Args:
         live: every group is live (the worst case); False: the task's own grades.
-        pool: training items; ``shape_items`` by default.
     """
-    items = list(pool) if pool is not None else shape_items(shape, policy.tokenizer)
-    engine = TimedEngine(
-        EmbeddedEngine(policy.cfg, policy.tokenizer.pad_id, conf.rollout.max_batch), shape.forced
-    )
+    embedded = EmbeddedEngine(policy.cfg, policy.tokenizer.pad_id, conf.rollout.max_batch)
+    engine = FullLength(embedded) if shape.forced else embedded
     domain = GradedDomain(shape, live)
     arm = Arm("v001", 0, conf.train.steps, "bench")
     with tempfile.TemporaryDirectory(prefix="evojax-bench-") as scratch:
         directory = Path(scratch) / "versions" / arm.version
-        view = LiveView(False, arm.steps, Console(quiet=True))
+        view = LiveView(False, arm.steps, Console(stderr=True))
+        sampler = Sampler(engine, domain, policy.tokenizer)
         trainer = VersionTrainer(
-            policy.cfg, Sampler(engine, domain, policy.tokenizer), conf, directory, "bench", view,
-            InterruptGuard(),
-        )  # fmt: skip
+            policy.cfg, sampler, conf, directory, "bench", view, InterruptGuard()
+        )
+        items = shape_items(shape, policy.tokenizer)
         trainer.train(arm, lambda: policy.params, items, ItemStats())
         evidence = load_evidence(directory)
     domain.close()
     rows = sorted(evidence.updates().to_pylist(), key=lambda row: row["step"])
     groups = _groups(evidence.rollouts("train").to_pylist())
     natural = _live_shares([g.status == "correct" for g in domain.natural], shape)
-    return [
-        _times(row, groups[row["step"]], engine.sync_s[i], engine.generate_s[i], natural[i])
-        for i, row in enumerate(rows)
-    ]
+    return [Step(row, groups[row["step"]], natural[row["step"]]) for row in rows]
 
 
 def _groups(rollouts: list[dict[str, Any]]) -> dict[int, list[StepGroup]]:
@@ -222,27 +228,3 @@ def _completion(row: dict[str, Any]) -> Completion:
 def _live_shares(correct: Sequence[bool], shape: Shape) -> list[float]:
     table = np.array(correct).reshape(-1, shape.prompts, shape.samples)
     return (table.any(axis=2) & ~table.all(axis=2)).mean(axis=1).tolist()
-
-
-def _times(
-    row: dict[str, Any], groups: list[StepGroup], sync: float, generate: float, natural: float
-) -> StepTimes:
-    lengths = [sum(len(c.token_ids) for c in g.completions) for g in groups]
-    live = [max(g.rewards) > min(g.rewards) for g in groups]
-    return StepTimes(
-        rollout_s=generate,
-        reward_s=row["rollout_s"] - generate,
-        update_s=row["update_s"],
-        sync_s=sync,
-        response_tokens=sum(lengths),
-        useful_tokens=sum(n for n, alive in zip(lengths, live, strict=True) if alive),
-        live_share=sum(live) / len(live),
-        natural_live_share=natural,
-        groups=groups,
-    )
-
-
-def peak_rss_gb() -> float:
-    """Largest resident memory of this process so far, GB (10^9 bytes)."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

@@ -74,7 +74,7 @@ def details(run_dir: Path) -> dict[str, Any]:
         "scores": first.scores,
         "steps": first.steps,
         "tokens": first.totals["tokens"],
-        "optimizer_steps": first.totals["updates"],
+        "optimizer_steps": first.totals["optimizer_steps"],
         "dead_share": float(np.mean(dead)),
         "filtered_share": float(
             np.mean([k == 0 and d == 0 for k, d in zip(kept, dead, strict=True)])

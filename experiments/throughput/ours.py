@@ -11,17 +11,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from evojax.bench.flops import matmul_ceiling, update_flops
-from evojax.bench.rates import pack_live
 from evojax.bench.shapes import Shape
-from evojax.bench.step import StepTimes, peak_rss_gb, run_steps, step_conf
+from evojax.bench.step import Step, run_steps, step_conf
 from evojax.bench.timing import machine
 from evojax.config import PolicyConf
-from evojax.grpo.advantages import RewardTable
 from evojax.grpo.pack import Packed
 from evojax.policy.compile_cache import enable_compile_cache
+from evojax.policy.decoder import ModelConfig
 from evojax.policy.load import load_policy
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
@@ -35,54 +32,41 @@ def main(path: Path) -> None:
     shape = Shape(**{f.name: named[f.name] for f in fields(Shape)})
     conf = PolicyConf(source="path", path=job["model"], compute_dtype=DTYPES[job["dtype"]])
     policy = load_policy(conf, seed=job["seed"])
-    training = step_conf(shape, conf, job["steps"], job["micro"])
+    training = step_conf(shape, conf, job["steps"] + 1, job["micro"])
     training.seed, training.algorithm.lr = job["seed"], job["lr"]
-    steps = run_steps(policy, shape, training, live=job["reward"] == "live")
+    # The last step measures the KL and saves a checkpoint, which the peer does not.
+    steps = run_steps(policy, shape, training, live=job["reward"] == "live")[:-1]
     trained = [group.text for step in steps for group in step.groups]
     if trained != [item["prompt"] for item in job["items"]]:
         raise RuntimeError("the trainer selected other items than the job names")
-    peak = peak_rss_gb()
-    packs = {i: packed for i, step in enumerate(steps) if (packed := _packed(step, job))}
-    for i, step in enumerate(steps):
-        print(json.dumps(_line(i, step, packs.get(i), policy.cfg)), flush=True)
-    last = {"peak_rss_gb": peak, "versions": machine()["versions"]}
-    if packs:
-        ceiling = matmul_ceiling(policy.cfg, packs[min(packs)], conf.compute_dtype, 3)
-        last["matmul_gflop_per_s"] = ceiling["gflop_per_s"]
-    print(json.dumps(last), flush=True)
+    packs = [step.repacked(training) for step in steps]
+    for i, (step, packed) in enumerate(zip(steps, packs, strict=True)):
+        print(json.dumps(_line(i, step, packed, policy.cfg)), flush=True)
+    process = {"peak_rss_gb": steps[-1].row["peak_rss_mb"] / 1e3, "versions": machine()["versions"]}
+    live = [packed for packed in packs if packed is not None]
+    if live:
+        ceiling = matmul_ceiling(policy.cfg, live[0], conf.compute_dtype, 3)
+        process["matmul_gflop_per_s"] = ceiling["gflop_per_s"]
+    print(json.dumps(process), flush=True)
 
 
-def _packed(step: StepTimes, job: dict[str, Any]) -> Packed | None:
-    """The batch of the step's update; None when no group was live."""
-    if step.live_share == 0:
-        return None
-    return pack_live(
-        [g.prompt for g in step.groups],
-        [g.completions for g in step.groups],
-        RewardTable(np.array([g.rewards for g in step.groups]), 1e-6),
-        job["micro"],
-        job["new"],
-    )
-
-
-def _line(index: int, step: StepTimes, packed: Packed | None, cfg: Any) -> dict[str, Any]:
+def _line(index: int, step: Step, packed: Packed | None, cfg: ModelConfig) -> dict[str, Any]:
     """One step in the form that the peer's lines have; its rollout includes the rewards."""
+    row = step.row
     line = {
         "step": index,
-        "step_s": step.step_s,
-        "rollout_s": step.rollout_s + step.reward_s,
-        "reward_s": step.reward_s,
-        "update_s": step.update_s,
-        "sync_s": step.sync_s,
+        "step_s": step.seconds,
+        "rollout_s": row["rollout_s"] + row["reward_s"],
+        "reward_s": row["reward_s"],
+        "update_s": row["update_s"],
+        "sync_s": row["sync_s"],
         "live_share": step.live_share,
         "natural_live_share": step.natural_live_share,
-        "response_tokens": step.response_tokens,
+        "response_tokens": row["tokens"],
     }
     if packed is not None:
         line["update_gflop"] = update_flops(cfg, packed) * 1e-9
-        line["tokens_sequences"] = packed.stats["tokens_sequences"]
-        line["tokens_packed"] = packed.stats["tokens_packed"]
-        line["tokens_padded"] = packed.stats["tokens_padded"]
+        line |= packed.stats
     return line
 
 
