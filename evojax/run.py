@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from evojax.modes import evolve, stored
+from evojax.modes import evolve, lint, stored
 from evojax.modes.job import Job
 from evojax.registry import Registry
 from evojax.training.interrupt import InterruptGuard
@@ -22,6 +22,7 @@ for _name, _mode in (
     ("diagnose", stored.diagnose),
     ("backtest", stored.backtest),
     ("report", stored.report),
+    ("lint", lint.lint),
 ):
     RUNNERS.register(_name)(_mode)
 

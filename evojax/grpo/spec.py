@@ -65,7 +65,7 @@ def spec_of(algorithm: AlgorithmConf, remat: bool = False) -> UpdateSpec:
     return UpdateSpec(
         objective=algorithm.objective,
         dual=algorithm.dual_clip is not None,
-        correction=algorithm.correction,
+        correction=algorithm.correction if trainer else "none",  # else the ratio carries it
         kl_loss=algorithm.kl_loss if algorithm.kl_coef else None,
         entropy=algorithm.entropy_coef != 0,
         trainer_old=trainer,

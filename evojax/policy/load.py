@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def load_policy(conf: PolicyConf, seed: int) -> Policy:
     if conf.source == "smollm2_135m":
         from evojax.policy.smollm2 import smollm2_directory
 
-        return _from_directory(smollm2_directory(), "SmolLM2-135M-Instruct")
+        return _from_directory(smollm2_directory(), "SmolLM2-135M-Instruct", conf.compute_dtype)
     if conf.source == "path":
         if not conf.path:
             raise InputError.one(
@@ -53,9 +54,9 @@ def load_policy(conf: PolicyConf, seed: int) -> Policy:
                 "set policy.path to a local Hugging Face model directory",
             )
         directory = Path(conf.path).expanduser().resolve()
-        return _from_directory(directory, directory.name)
+        return _from_directory(directory, directory.name, conf.compute_dtype)
     if conf.source == "random":
-        cfg = _random_config(conf.arch)
+        cfg = _random_config(conf.arch, conf.compute_dtype)
         tokenizer = CharTokenizer(cfg.vocab_size)
         label = f"random-{cfg.num_layers}x{cfg.hidden_size}"
         return Policy(cfg, init_params(cfg, seed), tokenizer, label, None)
@@ -64,8 +65,9 @@ def load_policy(conf: PolicyConf, seed: int) -> Policy:
     )
 
 
-def _from_directory(directory: Path, label: str) -> Policy:
-    cfg, params = load_hf(directory)
+def _from_directory(directory: Path, label: str, compute_dtype: str) -> Policy:
+    shape, params = load_hf(directory)
+    cfg = dataclasses.replace(shape, compute_dtype=compute_dtype)
     tokenizer = HFTokenizer.load(directory)
     if tokenizer.vocab_size > cfg.vocab_size:
         raise InputError.one(
@@ -77,7 +79,7 @@ def _from_directory(directory: Path, label: str) -> Policy:
     return Policy(cfg, params, tokenizer, label, directory)
 
 
-def _random_config(arch: ArchConf) -> ModelConfig:
+def _random_config(arch: ArchConf, compute_dtype: str) -> ModelConfig:
     cfg = ModelConfig(
         vocab_size=arch.vocab_size,
         hidden_size=arch.hidden_size,
@@ -89,6 +91,7 @@ def _random_config(arch: ArchConf) -> ModelConfig:
         rope_theta=arch.rope_theta,
         rms_eps=arch.rms_eps,
         max_position=arch.max_position,
+        compute_dtype=compute_dtype,
     )
     found = cfg.faults()
     if arch.vocab_size < len(ALPHABET):
