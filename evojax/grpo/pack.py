@@ -4,11 +4,7 @@ A row of the packed batch holds whole groups. All their sequences (prompt + comp
 into a forest of prefix trees laid out in depth-first order: a prompt is there once for its S
 samples, few-shot examples once for all groups of the row, and equal beginnings of completions
 once. A token may attend to its ancestors and itself, and its position is its depth, so every
-sequence sees exactly what it would see alone.
-
-The mask needs one integer a token. In depth-first order the descendants of node s are the nodes
-``s .. end[s] - 1``; hence query t may attend to key s iff ``s <= t < end[s]``. Padding has
-``end = 0``: nobody attends to it.
+sequence sees exactly what it would see alone. ``evojax.grpo.layout`` says where the nodes lie.
 """
 
 from __future__ import annotations
@@ -22,6 +18,8 @@ import numpy as np
 from evojax.evidence.types import Completion
 from evojax.grpo.advantages import GroupAdvantages
 from evojax.grpo.aggregation import token_weights
+from evojax.grpo.layout import Sizes, Split, first_fit, is_dense, lay_out, split
+from evojax.grpo.tree import PrefixTree, prefix_tree
 
 _MIN_TOKENS = 32
 _MIN_SLOTS = 16
@@ -30,14 +28,17 @@ Array = Any  # numpy on the host, jax.Array inside jit
 
 
 class PackedRows(NamedTuple):
-    """Arrays of one batch: M rows of N tree nodes and K head slots, B sequences of T tokens each.
+    """Arrays of one batch: M rows of N nodes and K head slots, B sequences of T tokens each.
+
+    A row's nodes are C shared ones and U lines of W places, N = C + U W.
 
     Everything that is scored lies one sequence a line, so objectives work on ``[B, T]`` and a
     mask; lines without a sequence have a mask that is False throughout.
 
     Args:
         tokens, positions: int32 ``[M, N]``; position = depth in the tree.
-        subtree_end: int32 ``[M, N]``, one past the last descendant; 0 for padding.
+        shared_end: int32 ``[M, C]``. parent: int32 ``[M, U * W]``. tail: int32 ``[M, U, W]``:
+            what the attention needs, see ``evojax.grpo.layout.Placed``.
         head: int32 ``[M, K]``, nodes whose next-token distribution is wanted.
         slot: int32 ``[M, B, T]``, which head slot predicts the response token.
         target: int32 ``[M, B, T]``, the sampled token.
@@ -54,7 +55,9 @@ class PackedRows(NamedTuple):
 
     tokens: Array
     positions: Array
-    subtree_end: Array
+    shared_end: Array
+    parent: Array
+    tail: Array
     head: Array
     slot: Array
     target: Array
@@ -81,60 +84,6 @@ class Packed:
     rows: PackedRows
     owner: np.ndarray
     stats: dict[str, float]
-
-
-class PrefixTree(NamedTuple):
-    """Sequences merged by common prefix, nodes in depth-first order.
-
-    Args:
-        tokens, positions, subtree_end: int32 ``[nodes]``; see ``PackedRows``.
-        paths: for each sequence its nodes from the root on.
-    """
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    subtree_end: np.ndarray
-    paths: list[np.ndarray]
-
-
-def prefix_tree(sequences: Sequence[list[int]]) -> PrefixTree:
-    """Merge sequences of token ids into a forest.
-
-    Sorted sequences visit the forest depth first, so each one only adds what follows its common
-    prefix with the one before.
-
-    >>> tree = prefix_tree([[5, 6, 7], [5, 6, 8], [9]])
-    >>> tree.tokens.tolist(), tree.subtree_end.tolist()
-    ([5, 6, 7, 8, 9], [4, 4, 3, 4, 5])
-    >>> [path.tolist() for path in tree.paths]
-    [[0, 1, 2], [0, 1, 3], [4]]
-    """
-    tokens: list[int] = []
-    positions: list[int] = []
-    ends: list[int] = []
-    paths: list[np.ndarray] = [np.zeros(0, np.int32)] * len(sequences)
-    stack: list[int] = []
-    for index in sorted(range(len(sequences)), key=lambda i: sequences[i]):
-        sequence = sequences[index]
-        shared = 0
-        while shared < min(len(stack), len(sequence)):
-            if tokens[stack[shared]] != sequence[shared]:
-                break
-            shared += 1
-        for node in stack[shared:]:
-            ends[node] = len(tokens)
-        del stack[shared:]
-        for depth in range(shared, len(sequence)):
-            stack.append(len(tokens))
-            tokens.append(sequence[depth])
-            positions.append(depth)
-            ends.append(0)
-        paths[index] = np.array(stack, np.int32)
-    for node in stack:
-        ends[node] = len(tokens)
-    return PrefixTree(
-        np.array(tokens, np.int32), np.array(positions, np.int32), np.array(ends, np.int32), paths
-    )
 
 
 def bucket(size: int, minimum: int, parts: int) -> int:
@@ -271,12 +220,28 @@ class _Lines(NamedTuple):
     per_row: int
 
 
+def _sizes(parts: Sequence[Split]) -> Sizes:
+    """Room for the largest row, each size rounded up to a bucket."""
+    shared = bucket(max(len(part.shared) for part in parts), _MIN_TOKENS, 4)
+    longest = max((len(tail) for part in parts for tail in part.tails), default=0)
+    if not longest:
+        return Sizes(shared, 0, 0)
+    width = bucket(longest, _MIN_TOKENS, 2)
+    lines = [first_fit([len(tail) for tail in part.tails], width) for part in parts]
+    most = max(max((line for line, _ in found), default=0) + 1 for found in lines)
+    return Sizes(shared, bucket(most, 1, 4), width)
+
+
 def _stack(
     rows: Sequence[_Row], capacity: int, width: int, source: _Lines
 ) -> tuple[PackedRows, np.ndarray]:
     """Rows as padded arrays; every size is rounded up to a bucket to bound recompilation."""
-    nodes = bucket(max(len(row.tree.tokens) for row in rows), _MIN_TOKENS, 4)
     slots = bucket(max(len(row.head) for row in rows), _MIN_SLOTS, 2)
+    trees = [row.tree for row in rows]
+    parts = [split(tree, is_dense(trees)) for tree in trees]
+    sizes = _sizes(parts)
+    placed = [lay_out(tree, part, sizes) for tree, part in zip(trees, parts, strict=True)]
+    heads = [found.place[row.head] for found, row in zip(placed, rows, strict=True)]
 
     def padded(values: Sequence[np.ndarray], size: int) -> np.ndarray:
         out = np.zeros((capacity, size), np.int32)
@@ -298,10 +263,14 @@ def _stack(
             mask[line] = True
             owner[m, b] = member
     arrays = PackedRows(
-        tokens=padded([row.tree.tokens for row in rows], nodes),
-        positions=padded([row.tree.positions for row in rows], nodes),
-        subtree_end=padded([row.tree.subtree_end for row in rows], nodes),
-        head=padded([row.head for row in rows], slots),
+        tokens=padded([row.tokens for row in placed], len(placed[0].tokens)),
+        positions=padded([row.positions for row in placed], len(placed[0].tokens)),
+        shared_end=padded([row.shared_end for row in placed], sizes.shared),
+        parent=padded([row.parent for row in placed], sizes.lines * sizes.width),
+        tail=padded([row.tail.reshape(-1) for row in placed], sizes.lines * sizes.width).reshape(
+            capacity, sizes.lines, sizes.width
+        ),
+        head=padded(heads, slots),
         slot=slot,
         target=target,
         logp_rollout=logp,

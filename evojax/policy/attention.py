@@ -8,6 +8,7 @@ contraction, so nothing but small arrays is ever transposed.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,6 @@ def _project_back(
 project.defvjp(_project, _project_back)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, dtype: str = "float32"
 ) -> tuple[jax.Array, jax.Array]:
@@ -74,7 +74,8 @@ def attend(
         ``[A, K, G, T, d]`` and the log-normaliser ``[A, K, G, T]``, both float32. A query without
         any key gives a finite value and a log-normaliser near ``MASKED``.
     """
-    return _attend(q, k, v, mask, dtype)[0]
+    found: Any = _attend_vjp(q, k, v, mask, dtype)
+    return found[0], found[1]
 
 
 def _attend(
@@ -109,7 +110,12 @@ def _attend_back(
     return to_q, to_k, to_v, None
 
 
-attend.defvjp(_attend, _attend_back)
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attend_vjp(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, dtype: str) -> Any:
+    return _attend(q, k, v, mask, dtype)[0]
+
+
+_attend_vjp.defvjp(_attend, _attend_back)
 
 
 def merge(first: tuple[jax.Array, jax.Array], second: tuple[jax.Array, jax.Array]) -> jax.Array:

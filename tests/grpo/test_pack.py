@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from evojax.evidence.types import Completion
 from evojax.grpo.aggregation import AGGREGATIONS
-from evojax.grpo.logprobs import score, tree_mask
-from evojax.grpo.pack import bucket, carry_scores, prefix_tree
+from evojax.grpo.logprobs import score
+from evojax.grpo.pack import bucket, carry_scores
+from evojax.grpo.tree import prefix_tree
+from evojax.grpo.tree_attention import tree_mask
 from evojax.policy.decoder import hidden_states, lm_logits
 
 sequences_strategy = st.lists(
@@ -52,7 +54,8 @@ def test_small_batch_by_hand():
     # 7 -> 8 -> 1 -> 2 and 7 -> 9 -> 6; the last token of a sample is only a target
     assert rows.tokens[0, :6].tolist() == [7, 8, 1, 2, 9, 6]
     assert rows.positions[0, :6].tolist() == [0, 1, 2, 3, 1, 2]
-    assert rows.subtree_end[0, :7].tolist() == [6, 4, 4, 4, 6, 6, 0]
+    assert rows.shared_end[0, :7].tolist() == [6, 4, 4, 4, 6, 6, 0]
+    assert rows.tail.size == rows.parent.size == 0  # a small row is kept whole
     assert rows.head[0, :5].tolist() == [1, 2, 3, 4, 5]
     assert packed.owner[0].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert rows.target.shape == (1, 4, 8) and rows.rows == 1

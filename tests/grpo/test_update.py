@@ -11,7 +11,7 @@ import pytest
 from helpers_grpo import TINY, completion, packed_of, random_batch, sharp_params
 
 from evojax.config import AlgorithmConf
-from evojax.grpo import logprobs
+from evojax.grpo import token_scores
 from evojax.grpo import update as update_module
 from evojax.grpo.gradient import batch_gradient
 from evojax.grpo.optimizer import OPTIMIZERS
@@ -86,7 +86,8 @@ def test_gradient_equals_finite_differences(changes):
 def test_chunked_head_and_remat_give_the_same_gradient(monkeypatch):
     params, packed = sharp_params(), batch()
     plain, sums = gradient(params, updater(entropy_coef=0.1), packed)
-    monkeypatch.setattr(logprobs, "_CHUNK", 5)  # does not divide the slots
+    monkeypatch.setattr(token_scores, "_KEEP", 0)
+    monkeypatch.setattr(token_scores, "_CHUNK", 5 * 11 * 4)  # rows that do not divide the slots
     other = updater(remat=True, entropy_coef=0.1)
     again, other_sums = gradient(params, other, packed)
     assert_same(plain, again)

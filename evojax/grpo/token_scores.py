@@ -1,0 +1,159 @@
+"""Log-probabilities of tokens from hidden states; nothing is scattered into the logits.
+
+``logp = z[target] - log sum_v exp(z_v)``. The first term is a product of two vectors a token, the
+second is a statistic of each row of logits whose backward pass is written out: one pass over the
+logits gives the cotangent of all of them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from evojax.policy.decoder import ModelConfig, Params
+
+_KEEP = 512 * 1024 * 1024  # bytes of logits kept for the backward pass; above, computed again
+_CHUNK = 128 * 1024 * 1024  # bytes of logits computed at once where they are not kept
+
+Statistics = tuple[jax.Array, jax.Array]
+
+
+def _product(a: jax.Array, b: jax.Array, left: int, right: int) -> jax.Array:
+    return lax.dot_general(a, b, (((left,), (right,)), ((), ())))
+
+
+def _measure(
+    hidden: jax.Array, matrix: jax.Array, temperature: jax.Array, tied: bool
+) -> tuple[Statistics, jax.Array]:
+    """Log-normaliser and entropy of every row, and the logits."""
+    logits = _product(hidden, matrix, 1, int(tied)) / temperature
+    top = jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(logits - top)
+    total = jnp.sum(weights, axis=-1)
+    mean = jnp.sum(weights * logits, axis=-1) / total
+    norm = top[:, 0] + jnp.log(total)
+    return (norm, norm - mean), logits
+
+
+def _chunks(rows: int, vocabulary: int) -> tuple[int, int]:
+    """How many chunks, and rows in each; one chunk where all logits may be kept."""
+    if rows * vocabulary * 4 <= _KEEP:
+        return 1, rows
+    count = -(-rows * vocabulary * 4 // _CHUNK)
+    return count, -(-rows // count)
+
+
+def _cut(values: jax.Array, count: int, width: int) -> jax.Array:
+    """``[S, ...] -> [count, width, ...]``, zeros at the end."""
+    spare = [(0, count * width - values.shape[0])] + [(0, 0)] * (values.ndim - 1)
+    return jnp.pad(values, spare).reshape(count, width, *values.shape[1:])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def softmax_statistics(
+    hidden: jax.Array,
+    matrix: jax.Array,
+    temperature: jax.Array,
+    tied: bool,
+    entropy_grad: bool,
+) -> Statistics:
+    """``log sum_v exp(z_v)`` and the entropy of ``softmax(z)``.
+
+    ``z = hidden . matrix / temperature``.
+
+    Args:
+        hidden: float32 ``[S, D]``. matrix: ``[V, D]`` when ``tied``, else ``[D, V]``.
+        temperature: scalar, not differentiated.
+        entropy_grad: the entropy takes part in the backward pass.
+
+    Returns:
+        Two float32 ``[S]``, nats.
+    """
+    return _forward(hidden, matrix, temperature, tied, entropy_grad)[0]
+
+
+def _forward(
+    hidden: jax.Array,
+    matrix: jax.Array,
+    temperature: jax.Array,
+    tied: bool,
+    entropy_grad: bool,
+) -> tuple[Statistics, tuple[jax.Array | None, ...]]:
+    rows, vocabulary = hidden.shape[0], matrix.shape[1 - int(tied)]
+    count, width = _chunks(rows, vocabulary)
+    logits = None
+    if count == 1:
+        (norm, entropy), logits = _measure(hidden, matrix, temperature, tied)
+    else:
+        measured = lax.map(
+            lambda part: _measure(part, matrix, temperature, tied)[0], _cut(hidden, count, width)
+        )
+        norm, entropy = (value.reshape(-1)[:rows] for value in measured)
+    return (norm, entropy), (hidden, matrix, temperature, norm, entropy, logits)
+
+
+def _backward(
+    tied: bool, entropy_grad: bool, kept: tuple[jax.Array, ...], given: Statistics
+) -> tuple[jax.Array, jax.Array, None]:
+    hidden, matrix, temperature, norm, entropy, logits = kept
+    rows, vocabulary = hidden.shape[0], matrix.shape[1 - int(tied)]
+
+    def one(part: tuple[jax.Array, ...], z: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        vectors, log_norm, spread, to_norm, to_entropy = part
+        if z is None:
+            z = _product(vectors, matrix, 1, int(tied)) / temperature
+        log_p = z - log_norm[:, None]
+        factor = to_norm[:, None]
+        if entropy_grad:
+            factor = factor - to_entropy[:, None] * (log_p + spread[:, None])
+        g = jnp.exp(log_p) * (factor / temperature)
+        to_matrix = _product(g, vectors, 0, 0) if tied else _product(vectors, g, 0, 0)
+        return _product(g, matrix, 1, 1 - int(tied)), to_matrix
+
+    parts = (hidden, norm, entropy, *given)
+    if logits is not None:
+        return *one(parts, logits), None
+    count, width = _chunks(rows, vocabulary)
+
+    def step(total: jax.Array, part: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+        to_hidden, to_matrix = one(part, None)
+        return total + to_matrix, to_hidden
+
+    cut = tuple(_cut(value, count, width) for value in parts)
+    to_matrix, to_hidden = lax.scan(step, jnp.zeros_like(matrix), cut)
+    return to_hidden.reshape(-1, hidden.shape[1])[:rows], to_matrix, None
+
+
+softmax_statistics.defvjp(_forward, _backward)
+
+
+def token_scores(
+    params: Params,
+    cfg: ModelConfig,
+    hidden: jax.Array,
+    slot: jax.Array,
+    target: jax.Array,
+    temperature: jax.Array,
+    entropy_grad: bool,
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probability of each target and entropy of its distribution, nats, ``[B, T]``.
+
+    Args:
+        hidden: float32 ``[S, D]``, after the final norm. slot: int32 ``[B, T]``, row of ``hidden``
+            that predicts the token. target: int32 ``[B, T]``, the token.
+        temperature: logits are divided by it.
+        entropy_grad: the entropy is differentiated too; otherwise it costs no backward pass.
+    """
+    tied = cfg.tie_embeddings
+    matrix = params["embed"] if tied else params["head"]
+    found: Any = softmax_statistics(hidden, matrix, temperature, tied, entropy_grad)
+    norm, entropy = found
+    if not entropy_grad:
+        entropy = lax.stop_gradient(entropy)
+    columns = matrix[target] if tied else jnp.moveaxis(matrix[:, target], 0, -1)
+    picked = jnp.sum(hidden[slot] * columns, axis=-1) / temperature
+    return picked - norm[slot], entropy[slot]

@@ -1,0 +1,96 @@
+"""Written-out backward passes against automatic differentiation of the plain form."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from evojax.policy.attention import attend, attention, grouped, merge, project, ungrouped
+
+
+def plain(q, k, v, mask):
+    """Attention as it is usually written; every query has a key."""
+    batch, length, heads, dim = q.shape
+    groups = heads // k.shape[2]
+    k, v = jnp.repeat(k, groups, 2), jnp.repeat(v, groups, 2)
+    scores = jnp.einsum("bthd,bshd->bhts", q, k) * dim**-0.5
+    weights = jax.nn.softmax(jnp.where(mask[:, None], scores, -jnp.inf), axis=-1)
+    return jnp.einsum("bhts,bshd->bthd", weights, v)
+
+
+def inputs(seed=0, batch=2, length=5, keys=7, heads=6, kv=2, dim=4):
+    draws = jax.random.split(jax.random.key(seed), 4)
+    q = jax.random.normal(draws[0], (batch, length, heads, dim))
+    k = jax.random.normal(draws[1], (batch, keys, kv, dim))
+    v = jax.random.normal(draws[2], (batch, keys, kv, dim))
+    mask = jax.random.bernoulli(draws[3], 0.5, (batch, length, keys)).at[..., 0].set(True)
+    return q, k, v, mask
+
+
+def test_value_and_gradient_equal_the_plain_form():
+    q, k, v, mask = inputs()
+    weights = jax.random.normal(jax.random.key(9), q.shape)
+
+    def total(form):
+        return lambda *qkv: jnp.sum(form(*qkv, mask) * weights)
+
+    np.testing.assert_allclose(attention(q, k, v, mask), plain(q, k, v, mask), atol=1e-5)
+    found = jax.grad(total(attention), argnums=(0, 1, 2))(q, k, v)
+    expected = jax.grad(total(plain), argnums=(0, 1, 2))(q, k, v)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_two_sets_of_keys_merge_into_one_attention():
+    q, k, v, mask = inputs()
+    mask = mask.at[0, 1, :3].set(False).at[0, 1, 4].set(True)  # one query has no key in part one
+    q5 = grouped(q * q.shape[-1] ** -0.5, 2)
+    weights = jax.random.normal(jax.random.key(9), q.shape)
+
+    def in_parts(q5, k, v):
+        k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
+        parts = [
+            attend(q5, k[:, :, here], v[:, :, here], mask[..., here])
+            for here in (slice(0, 3), slice(3, None))
+        ]
+        return jnp.sum(ungrouped(merge(*parts)) * weights)
+
+    def whole(q5, k, v):
+        return jnp.sum(plain(ungrouped(q5) * q.shape[-1] ** 0.5, k, v, mask) * weights)
+
+    value, found = jax.value_and_grad(in_parts, argnums=(0, 1, 2))(q5, k, v)
+    expected_value, expected = jax.value_and_grad(whole, argnums=(0, 1, 2))(q5, k, v)
+    assert float(value) == pytest.approx(float(expected_value), abs=1e-4)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_a_query_without_keys_is_finite_in_both_directions():
+    q, k, v, mask = inputs()
+    mask = mask.at[1, 2].set(False)
+    out, grads = jax.value_and_grad(lambda *a: jnp.sum(attention(*a, mask)), argnums=(0, 1, 2))(
+        q, k, v
+    )
+    assert np.isfinite(out)
+    assert all(np.isfinite(g).all() for g in grads)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2)])
+def test_projection_and_its_gradient(dtype, tolerance):
+    x = jax.random.normal(jax.random.key(0), (2, 3, 8))
+    w = jax.random.normal(jax.random.key(1), (8, 5)) * 8**-0.5
+    target = jax.random.normal(jax.random.key(2), (2, 3, 5))
+
+    def loss(form):
+        return lambda x, w: jnp.mean((form(x, w) - target) ** 2)
+
+    out = project(x, w, dtype)
+    assert out.dtype == jnp.float32
+    np.testing.assert_allclose(out, x @ w, atol=tolerance)
+    found = jax.grad(loss(lambda x, w: project(x, w, dtype)), argnums=(0, 1))(x, w)
+    expected = jax.grad(loss(jnp.matmul), argnums=(0, 1))(x, w)
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == jnp.float32
+        np.testing.assert_allclose(a, b, atol=tolerance)
