@@ -54,7 +54,8 @@ def algorithms(draw):
 def widened(packed, nodes=5, lines=2, tokens=3, rows=1):
     """The same batch with more padding on every axis."""
     extra = {
-        "tokens": (rows, nodes), "positions": (rows, nodes), "subtree_end": (rows, nodes),
+        "tokens": (rows, nodes), "positions": (rows, nodes), "shared_end": (rows, nodes),
+        "parent": (rows, 0), "tail": (rows, 0, 0),
         "head": (rows, nodes), "rows": (),
     }  # fmt: skip
     arrays = {

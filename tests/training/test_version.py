@@ -156,6 +156,7 @@ def test_gradients_that_stay_non_finite_stop_the_run(tmp_path, monkeypatch):
 
     def poisoned(*args, **options):
         found = packed(*args, **options)
+        assert found is not None
         rows = found.rows._replace(advantages=found.rows.advantages * np.nan)
         return dataclasses.replace(found, rows=rows)
 
