@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_parts_of_a_step_add_up(report):
 
 def test_natural_grades_leave_dead_groups_out(policy):
     shape = tiny(SHAPES["main_job"])
-    conf = step_conf(shape, PolicyConf(source="random"), 3, 2)
+    conf = step_conf(shape, PolicyConf(source="random"), 3)
     steps = run_steps(policy, shape, conf, live=False)
     assert [s.live_share for s in steps] == [s.natural_live_share for s in steps]
     for step in steps:
@@ -79,10 +80,9 @@ def test_natural_grades_leave_dead_groups_out(policy):
 
 
 def test_forced_completions_have_their_full_length(policy):
-    shape = tiny(SHAPES["long"])
-    (step,) = run_steps(
-        policy, shape, step_conf(shape, PolicyConf(source="random"), 1, 2), live=True
-    )
+    shape = tiny(SHAPES["medium"])
+    conf = step_conf(shape, PolicyConf(source="random"), 1)
+    (step,) = run_steps(policy, shape, conf, live=True)
     lengths = {len(c.token_ids) for group in step.groups for c in group.completions}
     assert lengths == {shape.new}
     assert [group.rewards for group in step.groups] == [[1.0, 0.0, 1.0, 0.0]] * shape.prompts
@@ -97,8 +97,7 @@ def test_prompts_fill_the_shape_and_never_show_their_own_answer(policy):
         *examples, question = item.prompt.splitlines()
         assert examples and all(not line.startswith(question) for line in examples)
     with pytest.raises(InputError, match="tokens"):
-        shape_items(tiny(SHAPES["main_job"]).__class__(**{**vars(shape), "prompt": 2}),
-                    policy.tokenizer)  # fmt: skip
+        shape_items(replace(shape, prompt=2), policy.tokenizer)
 
 
 def test_flops_of_a_batch_by_hand():

@@ -36,7 +36,7 @@ class Plan:
     """How much is measured.
 
     Args:
-        steps: training steps of a shape that are timed, between a first and a last one.
+        steps: training steps of a shape that are timed, between its warm-up and a last one.
         repeats: timed runs of everything else. batches: rows decoded together.
         decode_prompt, decode_new: tokens. plain_rows, plain_length: the update on unshared
             sequences.
@@ -57,16 +57,14 @@ QUICK = Plan(
 )  # fmt: skip
 
 
-def shape_figures(
-    policy: Policy, shape: Shape, conf: PolicyConf, plan: Plan, micro_batch_groups: int
-) -> dict[str, Any]:
+def shape_figures(policy: Policy, shape: Shape, conf: PolicyConf, plan: Plan) -> dict[str, Any]:
     """Every figure of one shape.
 
-    The first step compiles; the last one also measures the KL and saves a checkpoint, and only
+    The first steps warm up; the last one also measures the KL and saves a checkpoint, and only
     tells what those take.
     """
-    training = step_conf(shape, conf, plan.steps + 2, micro_batch_groups)
-    _, *steps, last = run_steps(policy, shape, training, live=True)
+    training = step_conf(shape, conf, shape.warmup + plan.steps + 1)
+    *steps, last = run_steps(policy, shape, training, live=True)[shape.warmup :]
     packs = [packed for step in steps if (packed := step.repacked(training)) is not None]
     parts = {part: _median([s.row[part] for s in steps]) for part in PARTS}
     whole = spread([s.seconds for s in steps])
@@ -79,7 +77,7 @@ def shape_figures(
         + f"; update {rate:.1f} GFLOP/s, {rate / ceiling['gflop_per_s']:.0%} of the matmuls'"
     )
     return {
-        "shape": vars(shape) | {"micro_batch_groups": micro_batch_groups},
+        "shape": vars(shape),
         "step": whole,
         "parts": parts,
         "beside": {
@@ -110,7 +108,7 @@ def _median(values: Sequence[float]) -> float:
     return float(np.median(values))
 
 
-def measure(conf: PolicyConf, shapes: Sequence[Shape], plan: Plan, micro: int) -> dict[str, Any]:
+def measure(conf: PolicyConf, shapes: Sequence[Shape], plan: Plan) -> dict[str, Any]:
     """Every figure as one JSON-ready dictionary; shapes run from the smallest, one after another.
 
     ``peak_rss_gb`` of a shape is that of the process up to its end.
@@ -120,7 +118,7 @@ def measure(conf: PolicyConf, shapes: Sequence[Shape], plan: Plan, micro: int) -
     enable_compile_cache()
     policy = load_policy(conf, seed=0)
     note(f"{policy.label} loaded; {before['cores']} cores, load {before['load_1m']:.1f}")
-    figures = {s.name: shape_figures(policy, s, conf, plan, micro) for s in shapes}
+    figures = {s.name: shape_figures(policy, s, conf, plan) for s in shapes}
     plain = plain_batch(policy.cfg, plan.plain_rows, plan.plain_length)
     decode = decode_rates(
         policy.cfg, policy.params, plan.batches, plan.decode_prompt, plan.decode_new, plan.repeats
@@ -149,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--policy", choices=sources, default=sources[0])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--steps", type=int, help="training steps that are timed, per shape")
-    parser.add_argument("--micro-batch-groups", type=int, default=2, help="groups a micro-batch")
+    parser.add_argument("--micro-batch-groups", type=int, help="groups of a micro-batch")
     options = parser.parse_args(argv)
     plan = QUICK if options.quick else Plan()
     if options.steps is not None:
@@ -157,8 +155,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     shapes = [s for s in SHAPES.values() if s.name in options.shapes]
     if options.policy == "random":
         shapes = [tiny(shape) for shape in shapes]
+    if options.micro_batch_groups is not None:
+        shapes = [replace(s, micro_batch_groups=options.micro_batch_groups) for s in shapes]
     conf = PolicyConf(source=options.policy, compute_dtype=options.dtype)
-    print(json.dumps(measure(conf, shapes, plan, options.micro_batch_groups), indent=1))
+    print(json.dumps(measure(conf, shapes, plan), indent=1))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ class Shape:
         prompts: groups of a step. samples: completions of each prompt.
         prompt: tokens of a prompt, at most. new: tokens of a completion, at most.
         forced: every completion has exactly ``new`` tokens, whatever is sampled.
+        warmup: first steps that are not counted. Completions of any length fall into several
+            buckets of padded sizes, each compiled when it first comes up.
+        micro_batch_groups: groups of a micro-batch.
         tasks: where the prompts come from.
     """
 
@@ -31,13 +34,15 @@ class Shape:
     prompt: int
     new: int
     forced: bool
+    warmup: int
+    micro_batch_groups: int
     tasks: tuple[str, ...] = ("add_sub", "gcd", "times")
 
 
 _ALL = (
-    Shape("main_job", 8, 8, 60, 6, forced=False),
-    Shape("medium", 8, 8, 72, 64, forced=True),
-    Shape("long", 4, 8, 128, 256, forced=True),
+    Shape("main_job", 8, 8, 60, 6, forced=False, warmup=3, micro_batch_groups=2),
+    Shape("medium", 8, 8, 72, 64, forced=True, warmup=1, micro_batch_groups=2),
+    Shape("long", 4, 8, 128, 256, forced=True, warmup=1, micro_batch_groups=1),
 )
 SHAPES = {shape.name: shape for shape in _ALL}
 
@@ -54,6 +59,7 @@ def tiny(shape: Shape) -> Shape:
         samples=4,
         prompt=shape.prompt // 4,
         new=max(1, shape.new // 16),
+        warmup=1,
         tasks=("tiny_copy", "tiny_succ"),
     )
 

@@ -151,7 +151,7 @@ class GradedDomain:
         self.domain.close()
 
 
-def step_conf(shape: Shape, policy: PolicyConf, steps: int, micro_batch_groups: int) -> EvojaxConf:
+def step_conf(shape: Shape, policy: PolicyConf, steps: int) -> EvojaxConf:
     """The main job's configuration with the shape's sizes.
 
     The distance from the starting weights, a forward pass of its own, is measured on the last step
@@ -164,7 +164,7 @@ def step_conf(shape: Shape, policy: PolicyConf, steps: int, micro_batch_groups: 
     conf.algorithm.kl_every = steps
     conf.train.steps = steps
     conf.train.prompts_per_step = shape.prompts
-    conf.train.micro_batch_groups = micro_batch_groups
+    conf.train.micro_batch_groups = shape.micro_batch_groups
     conf.train.checkpoint_every = steps
     return conf
 

@@ -31,7 +31,7 @@ def make_job(
     Args:
         model: Hugging Face directory that both sides load. dtype: f32 or bf16 (of the products).
         reward: live (by place in the group, every group is live) or natural (the tasks' own).
-        steps: the first one, which warms up, included.
+        steps: those of the warm-up included.
         micro: sequences of a backward pass on the peer's side, groups of a row on evojax's.
     """
     pool = shape_items(shape, tokenizer)

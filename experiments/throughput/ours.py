@@ -28,11 +28,11 @@ def main(path: Path) -> None:
     """Run the job and print its lines, the last one about the process."""
     job = json.loads(path.read_text())
     enable_compile_cache()
-    named = {**job, "tasks": tuple(job["tasks"])}
+    named = {**job, "tasks": tuple(job["tasks"]), "micro_batch_groups": job["micro"]}
     shape = Shape(**{f.name: named[f.name] for f in fields(Shape)})
     conf = PolicyConf(source="path", path=job["model"], compute_dtype=DTYPES[job["dtype"]])
     policy = load_policy(conf, seed=job["seed"])
-    training = step_conf(shape, conf, job["steps"] + 1, job["micro"])
+    training = step_conf(shape, conf, job["steps"] + 1)
     training.seed, training.algorithm.lr = job["seed"], job["lr"]
     # The last step measures the KL and saves a checkpoint, which the peer does not.
     steps = run_steps(policy, shape, training, live=job["reward"] == "live")[:-1]

@@ -29,9 +29,8 @@ from experiments.throughput.table import row_of, write
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parent.parent
-STEPS = {"main_job": 8, "medium": 3, "long": 2}  # timed steps; one more warms up
-MICRO = {"evojax": {"main_job": 2, "medium": 2, "long": 1},
-         "trl": {"main_job": 32, "medium": 16, "long": 8}}  # fmt: skip
+STEPS = {"main_job": 8, "medium": 3, "long": 2}  # timed, after the warm-up
+PEER_MICRO = {"main_job": 32, "medium": 16, "long": 8}  # sequences a backward pass; see --tune
 TUNING = (8, 16, 32, 64)
 LOADED = 0.5  # load average of the last minute from which a warning is given
 KEY = ("kind", "side", "shape", "dtype", "reward", "repeat", "micro")
@@ -66,15 +65,16 @@ def tuning(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def best_micro(rows: Sequence[dict[str, Any]], want: dict[str, Any], given: int | None) -> int:
     """The micro-batch size of a run: as given, else the fastest of the tuning, else the default."""
-    if given is not None and want["side"] == "evojax":
-        return given
+    shape = SHAPES[want["shape"]]
+    if want["side"] == "evojax":
+        return shape.micro_batch_groups if given is None else given
     tuned = [
         r for r in rows if r["kind"] == "tuning"
         and all(r[k] == want[k] for k in ("side", "shape", "dtype"))
     ]  # fmt: skip
     if tuned:
         return min(tuned, key=lambda r: r["step_s"])["micro"]
-    return MICRO[want["side"]][want["shape"]]
+    return PEER_MICRO[shape.name]
 
 
 def command(side: str, job: Path, peer: Path | None) -> tuple[list[str], dict[str, str]]:
@@ -149,7 +149,7 @@ def run(options: argparse.Namespace) -> None:
         timed = 1 if options.tune else options.steps or STEPS[shape.name]
         job = make_job(
             model, tokenizer, shape, dtype=want["dtype"], reward=want["reward"],
-            steps=1 + timed, micro=want["micro"],
+            steps=shape.warmup + timed, micro=want["micro"],
         )  # fmt: skip
         scratch = options.output_root / "-".join(str(want[k]) for k in KEY)
         row = {**want, **measured(want["side"], job, scratch, peer)}
@@ -181,7 +181,7 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument(
         "--rewards", nargs="+", choices=["live", "natural"], default=["live", "natural"]
     )
-    words.add_argument("--micro-batch-groups", type=int, help=f"evojax; default {MICRO['evojax']}")
+    words.add_argument("--micro-batch-groups", type=int, help="evojax; the shape's by default")
     words.add_argument("--tune", action="store_true", help="measure the peer's micro sizes only")
     only = words.add_mutually_exclusive_group()
     only.add_argument("--ours-only", action="store_true")

@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 
 def row_of(lines: Sequence[Mapping[str, Any]], job: Mapping[str, Any]) -> dict[str, Any]:
-    """One results row from a side's JSON lines; the first step, which warms up, is left out.
+    """One results row from a side's JSON lines; the steps of the warm-up are left out.
 
     Raises:
         ValueError: steps are missing, or a step asked to be live was not.
@@ -24,7 +24,7 @@ def row_of(lines: Sequence[Mapping[str, Any]], job: Mapping[str, Any]) -> dict[s
         raise ValueError(f"{job['steps']} steps and a last line were expected, got {len(lines)}")
     if job["reward"] == "live" and min(s["live_share"] for s in steps) < 1.0:
         raise ValueError("a group was dead although all were to be live")
-    counted = steps[1:]
+    counted = steps[job["warmup"] :]
     row: dict[str, Any] = {"n": len(counted), **process}
     for name in ("step_s", "rollout_s", "update_s", "sync_s", "update_gflop"):
         values = [s[name] for s in counted if name in s]

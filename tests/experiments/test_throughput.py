@@ -126,7 +126,7 @@ def test_the_fastest_micro_size_of_the_tuning_is_used():
         {"kind": "run", **want, "micro": 32, "step_s": 1.0},
     ]
     assert run.best_micro(rows, want, None) == 16
-    assert run.best_micro([], want, None) == run.MICRO["trl"]["long"]
+    assert run.best_micro([], want, None) == run.PEER_MICRO["long"]
     assert run.best_micro(rows, want | {"side": "evojax"}, 4) == 4
     tuned = list(run.tuning(options(shapes=["long"], dtypes=["f32"])))
     assert [w["micro"] for w in tuned] == [8, 16, 32], "no more than the sequences of a step"
@@ -141,10 +141,10 @@ def lines_of(seconds: list[float], live: float = 1.0) -> list[dict]:
     return [*steps, {"peak_rss_gb": 2.0, "versions": {}}]
 
 
-JOB = {"steps": 4, "reward": "live", "prompt_tokens": [10, 20], "items_sha256": "x"}
+JOB = {"steps": 4, "warmup": 1, "reward": "live", "prompt_tokens": [10, 20], "items_sha256": "x"}
 
 
-def test_the_first_step_is_not_counted():
+def test_the_warm_up_is_not_counted():
     row = row_of(lines_of([100.0, 1.0, 2.0, 3.0]), JOB)
     assert (row["n"], row["step_s"], row["step_s_iqr"]) == (3, 2.0, 1.0)
     assert row["prompt_tokens"] == 15.0 and "update_to_matmul" not in row
