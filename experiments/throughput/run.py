@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,8 @@ def run(options: argparse.Namespace) -> None:
             continue
         print(f"{number}/{len(wanted)} {label} ...", flush=True)
         shape: Shape = SHAPES[want["shape"]]
+        if options.tune:
+            shape = replace(shape, warmup=1)
         timed = 1 if options.tune else options.steps or STEPS[shape.name]
         job = make_job(
             model, tokenizer, shape, dtype=want["dtype"], reward=want["reward"],
