@@ -97,7 +97,7 @@ def assert_same(left, right, rtol=2e-4):
     )
 
 
-@settings(max_examples=10, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(
     conf=algorithms(),
     seed=st.integers(0, 20),
@@ -171,7 +171,7 @@ from evojax.grpo.update import Updater
 
 mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 out = []
-for conf in CUTS:
+for conf in CUTS[1:]:
     trainer = Updater(TINY, conf, TEMPERATURE)
     packed = scored_pack(trainer, Batch(5), conf, 1)
     packed = widened(packed, 0, 0, 0, 8 - packed.rows.tokens.shape[0])
