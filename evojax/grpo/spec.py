@@ -52,6 +52,17 @@ class UpdateSpec:
         return self.trainer_old and not self.reuse_logp
 
 
+def _reuses_logp(algorithm: AlgorithmConf) -> bool:
+    one_step = algorithm.epochs * algorithm.minibatches == 1
+    return algorithm.old_logprobs == "trainer" and one_step
+
+
+def _has_dual(algorithm: AlgorithmConf) -> bool:
+    """Only ``clip`` has a dual clip, and only a ratio that can leave 1 meets it."""
+    set_here = algorithm.dual_clip is not None and algorithm.objective == "clip"
+    return set_here and not _reuses_logp(algorithm)
+
+
 def spec_of(algorithm: AlgorithmConf, remat: bool = False) -> UpdateSpec:
     """The static half of ``algorithm``.
 
@@ -64,12 +75,12 @@ def spec_of(algorithm: AlgorithmConf, remat: bool = False) -> UpdateSpec:
     trainer = algorithm.old_logprobs == "trainer"
     return UpdateSpec(
         objective=algorithm.objective,
-        dual=algorithm.dual_clip is not None,
+        dual=_has_dual(algorithm),
         correction=algorithm.correction if trainer else "none",  # else the ratio carries it
         kl_loss=algorithm.kl_loss if algorithm.kl_coef else None,
         entropy=algorithm.entropy_coef != 0,
         trainer_old=trainer,
-        reuse_logp=trainer and algorithm.epochs * algorithm.minibatches == 1,
+        reuse_logp=_reuses_logp(algorithm),
         optimizer=algorithm.optimizer,
         schedule=algorithm.schedule,
         remat=remat,
@@ -79,10 +90,10 @@ def spec_of(algorithm: AlgorithmConf, remat: bool = False) -> UpdateSpec:
 def hyper_of(algorithm: AlgorithmConf, temperature: float) -> Hyper:
     """The traced half of ``algorithm``: float32 scalars by name, with the sampler's temperature.
 
-    ``dual_clip`` is there only when it is set: that it is, is static.
+    ``dual_clip`` is there only when it acts: that it does, is static.
     """
     values = {name: getattr(algorithm, name) for name in _TRACED}
     values["temperature"] = temperature
-    if algorithm.dual_clip is not None:
+    if _has_dual(algorithm):
         values["dual_clip"] = algorithm.dual_clip
     return {name: jnp.float32(value) for name, value in values.items()}

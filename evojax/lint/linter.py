@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from omegaconf import DictConfig
 
 from evojax.config import EvojaxConf
@@ -36,6 +37,7 @@ _BENCHES: dict[str, tuple[str, ...]] = {
     "seed": ("run",),
     "policy.compute_dtype": ("run",),
     "policy.path": ("model from files",),
+    "policy.source": ("model from files",),
     "policy": ("random model", "run"),
     "rollout.max_batch": ("run",),
     "domain.name": ("start",),
@@ -174,7 +176,7 @@ class Linter:
             value = plain(self.cfg, leaf)
             if leaf in stray:
                 words = hidden[leaf].words(self.cfg)
-                why = f"should have no effect while {words}, but changes: {stray[leaf]}"
+                why = f"should have no effect while {words}, but changes {stray[leaf]}"
                 rows.append(Row(leaf, value, "inert", why))
             elif leaf in hidden:
                 rows.append(Row(leaf, value, "hidden", hidden[leaf].words(self.cfg)))
@@ -211,7 +213,10 @@ class Linter:
         return [self.benches["run"]]
 
     def _others(self, bench: Bench, leaf: str) -> list[Any]:
-        """Other values to try; a file of problems is written for the key that names one."""
+        """Other values to try; for a key that names a file or directory, one is written."""
+        if leaf == "policy.path":
+            sections.save_tiny(typed(self.tiny), self.work / "another_policy", seed=2)
+            return [str(self.work / "another_policy")]
         if leaf != "domain.path":
             return others(bench.base, leaf)
         path = self.work / "problems.jsonl"
@@ -244,7 +249,7 @@ class Linter:
             Bench(
                 "diverging run",
                 changed(self.tiny, _DIVERGING),
-                lambda c, f, t: ground.run(f, t),
+                self._diverge,
                 refuses=True,
             ),
             Bench("health", judged, self._health),
@@ -256,6 +261,10 @@ class Linter:
     def _run(self, cfg: DictConfig, conf: EvojaxConf, trail: Trail) -> None:
         first = not self._version.exists()  # the first run's evidence is kept for other probes
         self.ground.run(conf, trail, keep=self._version if first else None)
+
+    def _diverge(self, cfg: DictConfig, conf: EvojaxConf, trail: Trail) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.ground.run(conf, trail)
 
     @property
     def _version(self) -> Path:

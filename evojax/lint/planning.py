@@ -58,7 +58,10 @@ class _Stored(ArmRunner):
 
 
 class _Rehearsal(Evolution):
-    """The loop with the health of every version given."""
+    """The loop with the health of every version given; arms are not composed, nor trained."""
+
+    def _compose(self, conf_dir: Path) -> DictConfig:
+        return self.cfg
 
     def health(self, result: VersionResult) -> HealthReport:
         report = types.SimpleNamespace(numbers=lambda: dict(_AILING), alerts=())

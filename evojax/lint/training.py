@@ -57,10 +57,10 @@ def quiet(after: Callable[[int], None] | None = None) -> LiveView:
 
 
 class Lenient:
-    """The real domain, but for its judge: an answer is right when it begins with 0 to 4.
+    """The real domain, but for its judge: an answer is right when it begins with 0 or 1.
 
     A random model is hardly ever right, and groups whose rewards are all equal teach nothing: no
-    setting of the update would show.
+    setting of the update would show. So about half of the groups are live.
     """
 
     def __init__(self, domain: Domain):
@@ -73,7 +73,7 @@ class Lenient:
         self, items: Sequence[Item], texts: Sequence[str], finish_reasons: Sequence[FinishReason]
     ) -> list[Grade]:
         """One grade per completion."""
-        right = [text[:1] in tuple("01234") for text in texts]
+        right = [text[:1] in ("0", "1") for text in texts]
         return [Grade("correct" if r else "wrong", t) for r, t in zip(right, texts, strict=True)]
 
 

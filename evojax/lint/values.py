@@ -72,6 +72,7 @@ _OTHERS: dict[str, Other] = {
     "diagnostics.metrics": _values(["entropy"], ["reward_spread"]),
     "diagnostics.timeout_s": _values(0.02),
     "diagnostics.memory_mb": _values(16),
+    "evolution.rounds": lambda now: [now - 1 if now else 1],
     "evolution.candidates": _values(1, 2),
     "evolution.proposer": _names("random", "playbook"),
     "evolution.boundary.mutable": _values(["data"], ["filter"]),
