@@ -99,8 +99,11 @@ def health(conf: EvojaxConf, trail: Trail, version_dir: Path, conf_dir: Path) ->
 
 
 def arm(version: str, gain: float, steps: int = 4) -> VersionResult:
-    """A finished version whose 24 item scores lie ``gain`` above a fixed pattern, on average."""
-    scores = {f"i{n}": (n % 5) / 10 + gain * (1 + n % 3) / 2 for n in range(24)}
+    """A finished version whose 24 item scores lie ``gain`` above a fixed pattern, on average.
+
+    No two gains are alike, so that the intervals of other bootstrap draws differ.
+    """
+    scores = {f"i{n}": (n % 5) / 10 + gain * (0.5 + n * 0.618034 % 1) for n in range(24)}
     result = VersionResult(version, "v001", "candidate", 1, "b", "c", "trained", "h", 0, steps)
     result.scores = dict(scores)
     result.score, result.ci95 = sum(scores.values()) / len(scores), (0.0, 1.0)

@@ -15,6 +15,8 @@ from evojax.modes.job import Job
 from evojax.training.interrupt import InterruptGuard
 from evojax.training.version import write_json
 
+PLAIN_WIDTH = 150  # columns where there is no terminal
+
 
 def lint(job: Job, guard: InterruptGuard) -> int:
     """Lint the configuration, show a table and write lint.json.
@@ -27,7 +29,8 @@ def lint(job: Job, guard: InterruptGuard) -> int:
     rows = [dataclasses.asdict(row) for row in found.rows]
     report = {"rows": rows, "replaced": list(found.replaced), "seconds": found.seconds}
     write_json(job.run_dir / "lint.json", report)
-    show(found, Console())
+    console = Console()
+    show(found, console if console.is_terminal else Console(width=PLAIN_WIDTH))
     if problems := found.problems():
         raise InputError(problems)
     print(f"Every setting acts or is hidden: {job.run_dir / 'lint.json'}", flush=True)
