@@ -50,3 +50,13 @@ def test_unknown_source_missing_path_and_foreign_tokenizer(tmp_path):
     with pytest.raises(InputError, match="the tokenizer has 41 ids, the model only 16"):
         load_policy(PolicyConf(source="path", path=str(tmp_path)), 0)
     assert CharTokenizer(16).vocab_size == 16
+
+
+def test_products_are_computed_in_the_type_that_is_configured(tmp_path):
+    conf = PolicyConf(source="random", compute_dtype="bfloat16")
+    policy = load_policy(conf, 0)
+    assert policy.cfg.compute_dtype == "bfloat16"
+    save_hf(tmp_path, policy.cfg, policy.params, policy.tokenizer)
+    for dtype in ("float32", "bfloat16"):
+        stored = load_policy(PolicyConf("path", str(tmp_path), dtype), 0)
+        assert stored.cfg.compute_dtype == dtype and stored.params["embed"].dtype == "float32"

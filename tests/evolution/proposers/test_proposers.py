@@ -15,6 +15,7 @@ from evojax.evolution.memory.cases import Case, CaseMemory
 from evojax.evolution.memory.skills import load_skills
 from evojax.evolution.proposers import PROPOSERS
 from evojax.evolution.proposers.base import ProposalContext
+from evojax.guards import hiding
 
 TOP = Path(__file__).parents[3]
 MUTABLE = ["reward", "filter", "sampling", "data", "algorithm", "diagnostics"]
@@ -121,6 +122,7 @@ def test_random_edits_are_seeded_distinct_and_admissible(context: ProposalContex
         assert len({i.factor for i in got}) == len(got) == 3
         assert all(not edit_problems(i.edits, MUTABLE) for i in got)
         assert not any(i.unchanged(context.cfg) for i in got)
+        assert all(hiding(context.cfg, key) is None for i in got for key in i.edits)
     seen = {propose(dataclasses.replace(context, seed=s)).interventions[0].rule for s in range(30)}
     assert len(seen) > 5
 
