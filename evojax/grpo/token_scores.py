@@ -7,13 +7,11 @@ logits gives the cotangent of all of them.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from evojax.policy.attention import row_sums, with_backward
 from evojax.policy.decoder import ModelConfig, Params
 
 _KEEP = 512 * 1024 * 1024  # bytes of logits kept for the backward pass; above, computed again
@@ -33,8 +31,8 @@ def _measure(
     logits = _product(hidden, matrix, 1, int(tied)) / temperature
     top = jnp.max(logits, axis=-1, keepdims=True)
     weights = jnp.exp(logits - top)
-    total = jnp.sum(weights, axis=-1)
-    mean = jnp.sum(weights * logits, axis=-1) / total
+    total = row_sums(weights)
+    mean = row_sums(weights * logits) / total
     norm = top[:, 0] + jnp.log(total)
     return (norm, norm - mean), logits
 
@@ -53,7 +51,6 @@ def _cut(values: jax.Array, count: int, width: int) -> jax.Array:
     return jnp.pad(values, spare).reshape(count, width, *values.shape[1:])
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def softmax_statistics(
     hidden: jax.Array,
     matrix: jax.Array,
@@ -73,7 +70,7 @@ def softmax_statistics(
     Returns:
         Two float32 ``[S]``, nats.
     """
-    return _forward(hidden, matrix, temperature, tied, entropy_grad)[0]
+    return _rule(hidden, matrix, temperature, tied, entropy_grad)
 
 
 def _forward(
@@ -128,7 +125,7 @@ def _backward(
     return to_hidden.reshape(-1, hidden.shape[1])[:rows], to_matrix, None
 
 
-softmax_statistics.defvjp(_forward, _backward)
+_rule = with_backward(_forward, _backward, static=(3, 4))
 
 
 def token_scores(
@@ -150,8 +147,7 @@ def token_scores(
     """
     tied = cfg.tie_embeddings
     matrix = params["embed"] if tied else params["head"]
-    found: Any = softmax_statistics(hidden, matrix, temperature, tied, entropy_grad)
-    norm, entropy = found
+    norm, entropy = softmax_statistics(hidden, matrix, temperature, tied, entropy_grad)
     if not entropy_grad:
         entropy = lax.stop_gradient(entropy)
     columns = matrix[target] if tied else jnp.moveaxis(matrix[:, target], 0, -1)

@@ -12,8 +12,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from evojax.policy.attention import MASKED, attention, grouped, ungrouped
-from evojax.policy.decoder import ModelConfig, Params, block, embed, rms_norm, rope_tables
+from evojax.policy.attention import MASKED, attention, grouped, rms_norm, ungrouped
+from evojax.policy.decoder import ModelConfig, Params, block, embed, rope_tables
 
 KV = tuple[jax.Array, jax.Array]
 

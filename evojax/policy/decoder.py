@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from evojax.policy.attention import attention, project
+from evojax.policy.attention import attention, project, rms_norm
 
 Params = dict[str, Any]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -126,12 +126,6 @@ def init_params(cfg: ModelConfig, seed: int) -> Params:
 def param_shapes(cfg: ModelConfig) -> dict[str, Any]:
     """The tree of ``init_params`` as ``jax.ShapeDtypeStruct``; nothing is allocated."""
     return jax.eval_shape(lambda: init_params(cfg, 0))
-
-
-def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis."""
-    scale = jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
-    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * scale
 
 
 def rope_tables(cfg: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:

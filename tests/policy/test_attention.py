@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evojax.policy.attention import attend, attention, grouped, merge, project, ungrouped
+from evojax.policy.attention import attend, attention, grouped, merge, project, rms_norm, ungrouped
 
 
 def plain(q, k, v, mask):
@@ -51,11 +51,11 @@ def test_two_sets_of_keys_merge_into_one_attention():
 
     def in_parts(q5, k, v):
         k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
-        parts = [
+        first, second = (
             attend(q5, k[:, :, here], v[:, :, here], mask[..., here])
             for here in (slice(0, 3), slice(3, None))
-        ]
-        return jnp.sum(ungrouped(merge(*parts)) * weights)
+        )
+        return jnp.sum(ungrouped(merge(first, second)) * weights)
 
     def whole(q5, k, v):
         return jnp.sum(plain(ungrouped(q5) * q.shape[-1] ** 0.5, k, v, mask) * weights)
@@ -94,3 +94,20 @@ def test_projection_and_its_gradient(dtype, tolerance):
     for a, b in zip(found, expected, strict=True):
         assert a.dtype == jnp.float32
         np.testing.assert_allclose(a, b, atol=tolerance)
+
+
+def test_norm_and_its_gradient():
+    x = 3.0 * jax.random.normal(jax.random.key(0), (2, 3, 8))
+    scale = 1.0 + jax.random.normal(jax.random.key(1), (8,))
+    target = jax.random.normal(jax.random.key(2), x.shape)
+
+    def plain_norm(x, scale):
+        return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-5) * scale[None, None]
+
+    def loss(form):
+        return lambda x, scale: jnp.sum(form(x, scale) * target)
+
+    found = jax.value_and_grad(loss(lambda x, s: rms_norm(x, s, 1e-5)), argnums=(0, 1))(x, scale)
+    expected = jax.value_and_grad(loss(plain_norm), argnums=(0, 1))(x, scale)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
