@@ -40,7 +40,7 @@ class Shape:
 
 
 _ALL = (
-    Shape("main_job", 8, 8, 60, 6, forced=False, warmup=3, micro_batch_groups=2),
+    Shape("main_job", 8, 8, 60, 6, forced=False, warmup=3, micro_batch_groups=8),
     Shape("medium", 8, 8, 72, 64, forced=True, warmup=1, micro_batch_groups=2),
     Shape("long", 4, 8, 128, 256, forced=True, warmup=1, micro_batch_groups=1),
 )
