@@ -102,6 +102,12 @@ GUARDS: tuple[Guard, ...] = (
         lambda cfg: cfg.data.sharpness > 0,
         "set data.sharpness=2.0",
     ),
+    _by(
+        "algorithm.advantage",
+        ("grpo", "dr_grpo", "rloo", "batch_std", "maxrl"),
+        "reward.clip",
+        why="gdpo normalises each component by itself, before any sum",
+    ),
     Guard(
         ("reward.overlong_buffer",),
         "reward.components",

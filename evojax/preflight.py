@@ -224,6 +224,11 @@ def _recipe(cfg: DictConfig) -> Iterable[Problem]:
     if conf.objective != "cispo" and not conf.eps_high < 1:
         remedy = "give a number below 1; only algorithm.objective=cispo takes more"
         yield Problem("out of range", "algorithm.eps_high", conf.eps_high, remedy)
+    below = [name for name, w in cfg.reward.components.items() if (w < 0) != (name == "overlong")]
+    if conf.advantage == "maxrl" and any(cfg.reward.components[name] for name in below):
+        what = f"maxrl divides by the mean reward, and {', '.join(below)} can make it negative"
+        remedy = "choose another advantage, or rewards that are never below 0"
+        yield Problem(what, "algorithm.advantage", "maxrl", remedy)
     if conf.minibatches > max(cfg.train.prompts_per_step, 1):
         what = f"more minibatches than train.prompts_per_step={cfg.train.prompts_per_step} groups"
         yield Problem(what, "algorithm.minibatches", conf.minibatches, "one group each at most")

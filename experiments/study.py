@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
-
 
 def rows_of(table: Path) -> list[dict[str, Any]]:
     """Rows of a results file; none when it does not exist yet."""
@@ -137,14 +135,15 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     path.write_text("\n".join([*parts, "</svg>"]) + "\n")
 
 
-def replace_block(readme: Path, block: str) -> None:
-    """Put ``block`` between the marks of ``readme``.
+def replace_block(readme: Path, block: str, name: str = "table") -> None:
+    """Put ``block`` between the marks ``<!-- name: begin -->`` and ``<!-- name: end -->``.
 
     Raises:
         ValueError: the marks are not there.
     """
     text = readme.read_text()
-    pattern = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(text):
-        raise ValueError(f"{readme} has no block {BEGIN} ... {END}")
-    readme.write_text(pattern.sub(lambda _: f"{BEGIN}\n{block}\n{END}", text))
+        raise ValueError(f"{readme} has no block {begin} ... {end}")
+    readme.write_text(pattern.sub(lambda _: f"{begin}\n{block}\n{end}", text))

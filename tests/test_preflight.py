@@ -94,6 +94,20 @@ def test_one_fault_is_one_problem(tmp_path: Path, key: str, value: Any):
     assert where(conf(tmp_path, **{key: value})) == [key.replace("__", ".")]
 
 
+def test_maxrl_takes_no_reward_that_can_be_negative(tmp_path: Path):
+    def problems(**components: float) -> list[str]:
+        return where(conf(tmp_path, algorithm__advantage="maxrl", reward__components=components))
+
+    assert problems(correct=1.0, partial=0.3) == []
+    assert problems(correct=1.0, overlong=1.0) == ["algorithm.advantage"]
+    assert problems(correct=1.0, partial=-0.3) == ["algorithm.advantage"]
+    assert problems(correct=1.0, overlong=0.0) == []
+
+
+def test_gdpo_hides_the_clip_of_the_composed_reward(tmp_path: Path):
+    assert where(conf(tmp_path, algorithm__advantage="gdpo", reward__clip=1.0)) == ["reward.clip"]
+
+
 def test_all_faults_are_listed_at_once(tmp_path: Path):
     cfg = conf(tmp_path, sampling__group_size=1, algorithm__lr=0.0, mode="trian", train__steps=0)
     assert set(where(cfg)) == {"sampling.group_size", "algorithm.lr", "mode", "train.steps"}

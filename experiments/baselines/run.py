@@ -1,6 +1,6 @@
 """Six recipes on the math domain, three seeds each: what does each gain, at equal rollouts?
 
-    python -m experiments.baselines.run [--experiment math] [--seeds 0 1 2] [--steps 26]
+    python -m experiments.baselines.run [--experiment math] [--seeds 0 1 2] [--steps 10]
 
 Seed by seed, each run is a process of its own, with the overrides that one Hydra multirun would
 give it. ``--print`` shows that multirun as a command; ``--gather DIR`` takes the runs of a multirun
@@ -30,18 +30,16 @@ from experiments.study import append, measured, read_json, replace_block, rows_o
 HERE = Path(__file__).resolve().parent
 CONF = HERE / "conf"
 PLAIN = "base"
+STEPS = 10  # of every run, as published
 RECIPES = (PLAIN, "grpo_ch", "gspo_ch", "ragen_v1", "ragen_v2", "group_variance")
 
 
-def overrides(experiment: str, steps: int | None) -> list[str]:
+def overrides(experiment: str, steps: int) -> list[str]:
     """What every run has in common."""
-    common = [f"+experiment={experiment}", "mode=train"]
-    return common if steps is None else [*common, f"train.steps={steps}"]
+    return [f"+experiment={experiment}", "mode=train", f"train.steps={steps}"]
 
 
-def multirun(
-    experiment: str, steps: int | None, recipes: Sequence[str], seeds: Sequence[int]
-) -> str:
+def multirun(experiment: str, steps: int, recipes: Sequence[str], seeds: Sequence[int]) -> str:
     """The whole study as one command."""
     words = [
         "python -m evojax.main -m --config-dir experiments/baselines/conf",
@@ -112,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.print:
         print(multirun(args.experiment, args.steps, args.recipes, args.seeds))
         return
-    published = args.experiment == "math" and args.steps is None
-    place = HERE if published else args.output_root / f"{args.experiment}-{args.steps or 'all'}"
+    published = args.experiment == "math" and args.steps == STEPS
+    place = HERE if published else args.output_root / f"{args.experiment}-{args.steps}"
     place.mkdir(parents=True, exist_ok=True)
     table = place / "results.jsonl"
     if args.gather:
@@ -128,12 +126,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     draw(entries, f"Gain over the untrained policy, {args.experiment}", place / "results.svg")
     if published:
         replace_block(HERE / "README.md", markdown(entries))
+        replace_block(HERE.parents[1] / "README.md", markdown(entries), "recipes")
     print(markdown(entries))
 
 
 def place_of_runs(args: argparse.Namespace) -> Path:
     """Where the run directories go: apart for every length, for a row must be of one length."""
-    return (args.output_root / f"{args.experiment}-{args.steps or 'all'}" / "runs").resolve()
+    return (args.output_root / f"{args.experiment}-{args.steps}" / "runs").resolve()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -145,7 +144,7 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--experiment", choices=["math", "math_tiny"], default="math")
     words.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     words.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    words.add_argument("--steps", type=int, help="updates; the experiment's own by default")
+    words.add_argument("--steps", type=int, default=STEPS, help="updates of each run")
     words.add_argument("--output-root", type=Path, default=Path("outputs/studies/baselines"))
     words.add_argument("--print", action="store_true", help="show the multirun, run nothing")
     words.add_argument("--gather", type=Path, help="directory of a finished multirun")

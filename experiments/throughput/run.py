@@ -161,7 +161,7 @@ def run(options: argparse.Namespace) -> None:
         print(f"  {row['step_s']:.2f} s a step (rollout {row['rollout_s']:.2f}, update "
               f"{row['update_s']:.2f}), {row['peak_rss_gb']:.1f} GB", flush=True)  # fmt: skip
     if results == HERE / "results.jsonl":
-        write(rows_of(results), HERE)
+        write(rows_of(results), HERE, TOP / "README.md")
 
 
 def _smollm2() -> Path:

@@ -146,8 +146,9 @@ def _seconds(side: Mapping[str, Any]) -> str:
     return f"{side['step_s']:.2f} ({side['rollout_s']:.2f} + {side['update_s']:.2f})"
 
 
-def write(rows: Sequence[Row], directory: Path) -> None:
-    """summary.json, and the table between the README's marks."""
+def write(rows: Sequence[Row], directory: Path, front: Path) -> None:
+    """summary.json, and the table in the study's README and on the ``front`` page."""
     entries = summarise(rows)
     (directory / "summary.json").write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
     replace_block(directory / "README.md", markdown(entries))
+    replace_block(front, markdown(entries), "speed")

@@ -12,7 +12,7 @@ from evojax.bench.shapes import SHAPES, tiny
 from evojax.config import PolicyConf
 from evojax.policy.hf import save_hf
 from evojax.policy.load import load_policy
-from experiments.study import BEGIN, END, replace_block
+from experiments.study import replace_block
 from experiments.throughput import ours, peer, peer_env, run
 from experiments.throughput.job import make_job
 from experiments.throughput.table import markdown, row_of, summarise, write
@@ -176,9 +176,11 @@ def test_ratios_with_n_and_range_by_hand(tmp_path):
     assert (entry["repeats"], entry["steps_each"], entry["peer_dtype"]) == (3, 3, "f32")
     assert entry["evojax"]["step_s_range"] == [1.0, 4.0]
     assert "| 2.00 [1.00, 4.00] | 3 x 3 |" in markdown([entry])
-    readme = tmp_path / "README.md"
-    readme.write_text(f"above\n{BEGIN}\nold\n{END}\nbelow\n")
-    write(rows, tmp_path)
+    readme, front = tmp_path / "README.md", tmp_path / "front.md"
+    readme.write_text("above\n<!-- table: begin -->\nold\n<!-- table: end -->\nbelow\n")
+    front.write_text("<!-- speed: begin -->\n<!-- speed: end -->\n")
+    write(rows, tmp_path, front)
+    assert "| 2.00 [1.00, 4.00] | 3 x 3 |" in front.read_text()
     text = readme.read_text()
     assert "old" not in text and text.startswith("above") and text.endswith("below\n")
     assert json.loads((tmp_path / "summary.json").read_text())[0]["ratio"] == 2.0
