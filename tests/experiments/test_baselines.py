@@ -30,7 +30,7 @@ def test_every_recipe_shares_the_budget_and_differs_in_its_factor(tree):
         algorithm = conf.algorithm
         assert (algorithm.epochs, algorithm.minibatches, algorithm.lr) == (1, 2, 1e-5)
         assert conf.filter.refill_rounds == 0
-        assert (conf.train.steps, conf.train.prompts_per_step) == (26, 8)
+        assert (conf.train.steps, conf.train.prompts_per_step) == (run.STEPS, 8)
     base, higher = found["base"], found["grpo_ch"]
     assert (base.algorithm.eps_low, base.algorithm.eps_high) == (0.2, 0.2)
     assert higher.algorithm.eps_high == 0.28
