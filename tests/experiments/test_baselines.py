@@ -21,7 +21,7 @@ def tree(tmp_path_factory) -> Path:
 
 
 def composed(tree: Path, recipe: str):
-    return compose_conf(tree, ["+experiment=math", f"+recipe={recipe}"])
+    return compose_conf(tree, [*run.overrides("math", run.STEPS), f"+recipe={recipe}"])
 
 
 def test_every_recipe_shares_the_budget_and_differs_in_its_factor(tree):
