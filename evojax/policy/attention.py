@@ -84,37 +84,81 @@ def _rms_norm_back(
 _rms_norm_rule = with_backward(_rms_norm, _rms_norm_back, static=(2,))
 
 
-def project(x: jax.Array, weight: jax.Array, dtype: str = "float32") -> jax.Array:
-    """``x @ weight``, float32 ``[..., F]``.
+def project(x: jax.Array, weights: tuple[jax.Array, ...], dtype: str) -> tuple[jax.Array, ...]:
+    """``x @ w`` for several weights; one copy of ``x`` is kept for the backward pass of all.
 
     Args:
-        x: ``[..., D]``. weight: ``[D, F]``. dtype: of the products' operands, forward and
+        x: ``[..., D]``. weights: ``[D, F]`` each. dtype: of the products' operands, forward and
             backward; sums and results are float32.
 
-    >>> project(jnp.ones((2, 3)), jnp.ones((3, 4))).tolist()[0]
-    [3.0, 3.0, 3.0, 3.0]
+    >>> weights = jnp.ones((3, 4)), jnp.ones((3, 1))
+    >>> [y.shape for y in project(jnp.ones((2, 3)), weights, "float32")]
+    [(2, 4), (2, 1)]
     """
-    return _project_rule(x, weight, dtype)
+    return _project_rule(x, weights, dtype)
 
 
 def _project(
-    x: jax.Array, weight: jax.Array, dtype: str
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    x: jax.Array, weights: tuple[jax.Array, ...], dtype: str
+) -> tuple[tuple[jax.Array, ...], Any]:
     flat = x.reshape(-1, x.shape[-1]).astype(dtype)
-    out = _dot(flat, weight.astype(dtype), 1, 0)
-    return out.reshape(*x.shape[:-1], -1), (flat, weight)
+    out = tuple(_dot(flat, w.astype(dtype), 1, 0) for w in weights)
+    return tuple(y.reshape(*x.shape[:-1], -1) for y in out), (flat, weights)
 
 
-def _project_back(
-    dtype: str, kept: tuple[jax.Array, jax.Array], given: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    flat, weight = kept
-    g = given.reshape(-1, given.shape[-1]).astype(dtype)
-    to_x = _dot(g, weight.astype(dtype), 1, 1).reshape(*given.shape[:-1], -1)
-    return to_x, _dot(flat, g, 0, 0).astype(weight.dtype)
+def _project_back(dtype: str, kept: Any, given: tuple[jax.Array, ...]) -> Any:
+    flat, weights = kept
+    rows = [g.reshape(-1, g.shape[-1]).astype(dtype) for g in given]
+    parts = [_dot(g, w.astype(dtype), 1, 1) for g, w in zip(rows, weights, strict=True)]
+    to_weights = tuple(
+        _dot(flat, g, 0, 0).astype(w.dtype) for g, w in zip(rows, weights, strict=True)
+    )
+    return sum(parts[1:], parts[0]).reshape(*given[0].shape[:-1], -1), to_weights
 
 
 _project_rule = with_backward(_project, _project_back, static=(2,))
+
+
+def gated_mlp(
+    x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array, dtype: str
+) -> jax.Array:
+    """``(silu(x @ gate) * (x @ up)) @ down``; the inner product is computed again going back.
+
+    Args:
+        x: ``[..., D]``. gate, up: ``[D, F]``. down: ``[F, D]``. dtype: see ``project``.
+    """
+    return _gated_rule(x, gate, up, down, dtype)
+
+
+def _gated(
+    x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array, dtype: str
+) -> tuple[jax.Array, Any]:
+    flat = x.reshape(-1, x.shape[-1]).astype(dtype)
+    a, b = _dot(flat, gate.astype(dtype), 1, 0), _dot(flat, up.astype(dtype), 1, 0)
+    inner = (jax.nn.silu(a) * b).astype(dtype)
+    out = _dot(inner, down.astype(dtype), 1, 0).reshape(x.shape)
+    return out, (flat, a.astype(dtype), b.astype(dtype), gate, up, down)
+
+
+def _gated_back(dtype: str, kept: Any, given: jax.Array) -> Any:
+    flat, a, b, gate, up, down = kept
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+    g = given.reshape(-1, given.shape[-1]).astype(dtype)
+    open_share = jax.nn.sigmoid(a)
+    silu = a * open_share
+    to_inner = _dot(g, down.astype(dtype), 1, 1)
+    to_b = (to_inner * silu).astype(dtype)
+    to_a = (to_inner * b * (open_share + silu * (1.0 - open_share))).astype(dtype)
+    to_x = _dot(to_a, gate.astype(dtype), 1, 1) + _dot(to_b, up.astype(dtype), 1, 1)
+    return (
+        to_x.reshape(given.shape),
+        _dot(flat, to_a, 0, 0).astype(gate.dtype),
+        _dot(flat, to_b, 0, 0).astype(up.dtype),
+        _dot((silu * b).astype(dtype), g, 0, 0).astype(down.dtype),
+    )
+
+
+_gated_rule = with_backward(_gated, _gated_back, static=(4,))
 
 
 def attend(

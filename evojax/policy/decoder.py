@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from evojax.policy.attention import attention, project, rms_norm
+from evojax.policy.attention import attention, gated_mlp, project, rms_norm
 
 Params = dict[str, Any]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -160,18 +160,17 @@ def block(
         New ``x`` and what ``attend`` gave as extra (e.g. its keys and values).
     """
     batch, length, _ = x.shape
-
-    def times(value: jax.Array, name: str) -> jax.Array:
-        return project(value, layer[name], cfg.compute_dtype)
-
+    dtype = cfg.compute_dtype
     h = rms_norm(x, layer["attn_norm"], cfg.rms_eps)
-    q = times(h, "q").reshape(batch, length, cfg.num_heads, cfg.head_dim)
-    k = times(h, "k").reshape(batch, length, cfg.num_kv_heads, cfg.head_dim)
-    v = times(h, "v").reshape(batch, length, cfg.num_kv_heads, cfg.head_dim)
+    q, k, v = project(h, (layer["q"], layer["k"], layer["v"]), dtype)
+    q = q.reshape(batch, length, cfg.num_heads, cfg.head_dim)
+    k = k.reshape(batch, length, cfg.num_kv_heads, cfg.head_dim)
+    v = v.reshape(batch, length, cfg.num_kv_heads, cfg.head_dim)
     mixed, extra = attend(_rotate(q, rope), _rotate(k, rope), v)
-    x = x + times(mixed.reshape(batch, length, -1), "o")
+    (mixed,) = project(mixed.reshape(batch, length, -1), (layer["o"],), dtype)
+    x = x + mixed
     h = rms_norm(x, layer["mlp_norm"], cfg.rms_eps)
-    return x + times(jax.nn.silu(times(h, "gate")) * times(h, "up"), "down"), extra
+    return x + gated_mlp(h, layer["gate"], layer["up"], layer["down"], dtype), extra
 
 
 def run_layers(

@@ -7,7 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evojax.policy.attention import attend, attention, grouped, merge, project, rms_norm, ungrouped
+from evojax.policy.attention import (
+    attend,
+    attention,
+    gated_mlp,
+    grouped,
+    merge,
+    project,
+    rms_norm,
+    ungrouped,
+)
 
 
 def plain(q, k, v, mask):
@@ -79,21 +88,28 @@ def test_a_query_without_keys_is_finite_in_both_directions():
     assert all(np.isfinite(g).all() for g in grads)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 3e-2)])
-def test_projection_and_its_gradient(dtype, tolerance):
-    x = jax.random.normal(jax.random.key(0), (2, 3, 8))
-    w = jax.random.normal(jax.random.key(1), (8, 5)) * 8**-0.5
-    target = jax.random.normal(jax.random.key(2), (2, 3, 5))
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 4e-2)])
+def test_products_and_their_gradients(dtype, tolerance):
+    draws = jax.random.split(jax.random.key(0), 5)
+    x, target = (jax.random.normal(d, (2, 3, 8)) for d in draws[:2])
+    gate, up = (jax.random.normal(d, (8, 6)) * 8**-0.5 for d in draws[2:4])
+    down = jax.random.normal(draws[4], (6, 8)) * 6**-0.5
 
-    def loss(form):
-        return lambda x, w: jnp.mean((form(x, w) - target) ** 2)
+    def written_out(x, gate, up, down):
+        first, second = project(x, (gate, up), dtype)
+        assert first.dtype == second.dtype == jnp.float32
+        (back,) = project(first - second, (down,), dtype)
+        return jnp.mean((gated_mlp(x, gate, up, down, dtype) + back - target) ** 2)
 
-    out = project(x, w, dtype)
-    assert out.dtype == jnp.float32
-    np.testing.assert_allclose(out, x @ w, atol=tolerance)
-    found = jax.grad(loss(lambda x, w: project(x, w, dtype)), argnums=(0, 1))(x, w)
-    expected = jax.grad(loss(jnp.matmul), argnums=(0, 1))(x, w)
-    for a, b in zip(found, expected, strict=True):
+    def plain_form(x, gate, up, down):
+        first, second = x @ gate, x @ up
+        out = (jax.nn.silu(first) * second) @ down + (first - second) @ down
+        return jnp.mean((out - target) ** 2)
+
+    inputs = (x, gate, up, down)
+    found = jax.value_and_grad(written_out, argnums=(0, 1, 2, 3))(*inputs)
+    expected = jax.value_and_grad(plain_form, argnums=(0, 1, 2, 3))(*inputs)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert a.dtype == jnp.float32
         np.testing.assert_allclose(a, b, atol=tolerance)
 
