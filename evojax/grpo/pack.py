@@ -21,8 +21,11 @@ from evojax.grpo.aggregation import token_weights
 from evojax.grpo.layout import Sizes, Split, first_fit, is_dense, lay_out, split
 from evojax.grpo.tree import PrefixTree, prefix_tree
 
-_MIN_TOKENS = 32
-_MIN_SLOTS = 16
+# Small rows come in few sizes: there a compilation costs more than padding ever will.
+_MIN_TOKENS = 64
+_MIN_SLOTS = 64
+_MIN_WIDTH = 32
+_SMALL = 256
 _MIN_RESPONSE = 8
 Array = Any  # numpy on the host, jax.Array inside jit
 
@@ -97,6 +100,11 @@ def bucket(size: int, minimum: int, parts: int) -> int:
     below = 1 << ((size - 1).bit_length() - 1)
     step = max(below // parts, 1)
     return -(-size // step) * step
+
+
+def _rounded(size: int, minimum: int) -> int:
+    """A bucket of ``size``: two to a doubling while it is small, four from there on."""
+    return bucket(size, minimum, 2 if size <= _SMALL else 4)
 
 
 class _Row(NamedTuple):
@@ -199,7 +207,7 @@ def pack(
     lines = _Lines(
         completions, advantages.advantages, weight, micro_batch_groups * lengths.shape[1]
     )
-    capacity = bucket(-(-len(chosen) // micro_batch_groups), 1, 1)
+    capacity = bucket(-(-len(prompts) // micro_batch_groups), 1, 1)
     arrays, owner = _stack(rows, capacity, bucket(int(lengths.max()), _MIN_RESPONSE, 1), lines)
     nodes = sum(len(row.tree.tokens) for row in rows)
     stats = {
@@ -222,11 +230,11 @@ class _Lines(NamedTuple):
 
 def _sizes(parts: Sequence[Split]) -> Sizes:
     """Room for the largest row, each size rounded up to a bucket."""
-    shared = bucket(max(len(part.shared) for part in parts), _MIN_TOKENS, 4)
+    shared = _rounded(max(len(part.shared) for part in parts), _MIN_TOKENS)
     longest = max((len(tail) for part in parts for tail in part.tails), default=0)
     if not longest:
         return Sizes(shared, 0, 0)
-    width = bucket(longest, _MIN_TOKENS, 2)
+    width = bucket(longest, _MIN_WIDTH, 2)
     lines = [first_fit([len(tail) for tail in part.tails], width) for part in parts]
     most = max(max((line for line, _ in found), default=0) + 1 for found in lines)
     return Sizes(shared, bucket(most, 1, 4), width)
@@ -236,7 +244,7 @@ def _stack(
     rows: Sequence[_Row], capacity: int, width: int, source: _Lines
 ) -> tuple[PackedRows, np.ndarray]:
     """Rows as padded arrays; every size is rounded up to a bucket to bound recompilation."""
-    slots = bucket(max(len(row.head) for row in rows), _MIN_SLOTS, 2)
+    slots = _rounded(max(len(row.head) for row in rows), _MIN_SLOTS)
     trees = [row.tree for row in rows]
     parts = [split(tree, is_dense(trees)) for tree in trees]
     sizes = _sizes(parts)
