@@ -246,7 +246,8 @@ def _stack(
     """Rows as padded arrays; every size is rounded up to a bucket to bound recompilation."""
     slots = _rounded(max(len(row.head) for row in rows), _MIN_SLOTS)
     trees = [row.tree for row in rows]
-    parts = [split(tree, is_dense(trees)) for tree in trees]
+    dense = is_dense(trees)
+    parts = [split(tree, dense) for tree in trees]
     sizes = _sizes(parts)
     placed = [lay_out(tree, part, sizes) for tree, part in zip(trees, parts, strict=True)]
     heads = [found.place[row.head] for found, row in zip(placed, rows, strict=True)]

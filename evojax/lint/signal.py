@@ -12,7 +12,7 @@ from evojax.config import EvojaxConf
 from evojax.evidence.types import Completion, Grade, Item, Trajectory
 from evojax.grpo.filters import FilterState
 from evojax.lint.trail import Trail
-from evojax.rewards.base import REWARDS, Scored
+from evojax.rewards.base import Scored
 from evojax.rewards.compose import compose
 from evojax.training.seeds import stream
 from evojax.training.signal import judge
@@ -53,8 +53,7 @@ def _rollout(
     zeros = np.zeros(length, np.float32)
     end = "length" if length == BUDGET else "stop"
     scored = Scored(_ITEM, text, grade, length, BUDGET, conf.reward.overlong_buffer)
-    reward, _ = compose(conf.reward.components, scored, conf.reward.clip)
-    parts = {name: REWARDS.get(name, "reward.components")(scored) for name in REWARDS}
+    reward, parts = compose(conf.reward.components, scored, conf.reward.clip)
     return Trajectory(
         item=_ITEM,
         prompt_ids=ids,
