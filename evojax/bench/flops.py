@@ -16,13 +16,14 @@ import numpy as np
 from evojax.bench.timing import note, timed
 from evojax.grpo.pack import Packed
 from evojax.policy.decoder import ModelConfig
+from evojax.policy.products import across, dot
 
 HEAD_ROWS = 512  # at most: more rows do not change the head's rate, only the memory it takes
 _INNER_FLOPS, _INNER_CALLS = 2e9, 50  # a timed run repeats a small product up to these
 _LAYOUTS = {
-    "forward": lambda x, w, d: x @ w,
-    "input_gradient": lambda x, w, d: d @ w.T,
-    "weight_gradient": lambda x, w, d: x.T @ d,
+    "forward": lambda x, w, d: dot(x, w, 1, 0),
+    "input_gradient": lambda x, w, d: dot(d, w, 1, 1),
+    "weight_gradient": lambda x, w, d: across(x, d),
 }
 
 

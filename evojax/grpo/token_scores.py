@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evojax.policy.attention import row_sums, with_backward
+from evojax.policy.attention import with_backward
 from evojax.policy.decoder import ModelConfig, Params
+from evojax.policy.products import across, dot, row_sums
 
 _KEEP = 512 * 1024 * 1024  # bytes of logits kept for the backward pass; above, computed again
 _CHUNK = 128 * 1024 * 1024  # bytes of logits computed at once where they are not kept
@@ -20,15 +21,11 @@ _CHUNK = 128 * 1024 * 1024  # bytes of logits computed at once where they are no
 Statistics = tuple[jax.Array, jax.Array]
 
 
-def _product(a: jax.Array, b: jax.Array, left: int, right: int) -> jax.Array:
-    return lax.dot_general(a, b, (((left,), (right,)), ((), ())))
-
-
 def _measure(
     hidden: jax.Array, matrix: jax.Array, temperature: jax.Array, tied: bool
 ) -> tuple[Statistics, jax.Array]:
     """Log-normaliser and entropy of every row, and the logits."""
-    logits = _product(hidden, matrix, 1, int(tied)) / temperature
+    logits = dot(hidden, matrix, 1, int(tied)) / temperature
     top = jnp.max(logits, axis=-1, keepdims=True)
     weights = jnp.exp(logits - top)
     total = row_sums(weights)
@@ -57,6 +54,7 @@ def softmax_statistics(
     temperature: jax.Array,
     tied: bool,
     entropy_grad: bool,
+    dtype: str,
 ) -> Statistics:
     """``log sum_v exp(z_v)`` and the entropy of ``softmax(z)``.
 
@@ -66,11 +64,12 @@ def softmax_statistics(
         hidden: float32 ``[S, D]``. matrix: ``[V, D]`` when ``tied``, else ``[D, V]``.
         temperature: scalar, not differentiated.
         entropy_grad: the entropy takes part in the backward pass.
+        dtype: of the products' operands; logits and results are float32.
 
     Returns:
         Two float32 ``[S]``, nats.
     """
-    return _rule(hidden, matrix, temperature, tied, entropy_grad)
+    return _rule(hidden, matrix, temperature, tied, entropy_grad, dtype)
 
 
 def _forward(
@@ -79,37 +78,40 @@ def _forward(
     temperature: jax.Array,
     tied: bool,
     entropy_grad: bool,
+    dtype: str,
 ) -> tuple[Statistics, tuple[jax.Array | None, ...]]:
     rows, vocabulary = hidden.shape[0], matrix.shape[1 - int(tied)]
     count, width = _chunks(rows, vocabulary)
     logits = None
+    hidden, rounded = hidden.astype(dtype), matrix.astype(dtype)
     if count == 1:
-        (norm, entropy), logits = _measure(hidden, matrix, temperature, tied)
+        (norm, entropy), logits = _measure(hidden, rounded, temperature, tied)
     else:
         measured = lax.map(
-            lambda part: _measure(part, matrix, temperature, tied)[0], _cut(hidden, count, width)
+            lambda part: _measure(part, rounded, temperature, tied)[0], _cut(hidden, count, width)
         )
         norm, entropy = (value.reshape(-1)[:rows] for value in measured)
     return (norm, entropy), (hidden, matrix, temperature, norm, entropy, logits)
 
 
 def _backward(
-    tied: bool, entropy_grad: bool, kept: tuple[jax.Array, ...], given: Statistics
+    tied: bool, entropy_grad: bool, dtype: str, kept: tuple[jax.Array, ...], given: Statistics
 ) -> tuple[jax.Array, jax.Array, None]:
     hidden, matrix, temperature, norm, entropy, logits = kept
     rows, vocabulary = hidden.shape[0], matrix.shape[1 - int(tied)]
+    rounded = matrix.astype(dtype)
 
     def one(part: tuple[jax.Array, ...], z: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         vectors, log_norm, spread, to_norm, to_entropy = part
         if z is None:
-            z = _product(vectors, matrix, 1, int(tied)) / temperature
+            z = dot(vectors, rounded, 1, int(tied)) / temperature
         log_p = z - log_norm[:, None]
         factor = to_norm[:, None]
         if entropy_grad:
             factor = factor - to_entropy[:, None] * (log_p + spread[:, None])
-        g = jnp.exp(log_p) * (factor / temperature)
-        to_matrix = _product(g, vectors, 0, 0) if tied else _product(vectors, g, 0, 0)
-        return _product(g, matrix, 1, 1 - int(tied)), to_matrix
+        g = (jnp.exp(log_p) * (factor / temperature)).astype(dtype)
+        to_matrix = across(g, vectors) if tied else across(vectors, g)
+        return dot(g, rounded, 1, 1 - int(tied)), to_matrix
 
     parts = (hidden, norm, entropy, *given)
     if logits is not None:
@@ -125,7 +127,7 @@ def _backward(
     return to_hidden.reshape(-1, hidden.shape[1])[:rows], to_matrix, None
 
 
-_rule = with_backward(_forward, _backward, static=(3, 4))
+_rule = with_backward(_forward, _backward, static=(3, 4, 5))
 
 
 def token_scores(
@@ -147,9 +149,11 @@ def token_scores(
     """
     tied = cfg.tie_embeddings
     matrix = params["embed"] if tied else params["head"]
-    norm, entropy = softmax_statistics(hidden, matrix, temperature, tied, entropy_grad)
+    dtype = cfg.compute_dtype
+    norm, entropy = softmax_statistics(hidden, matrix, temperature, tied, entropy_grad, dtype)
     if not entropy_grad:
         entropy = lax.stop_gradient(entropy)
     columns = matrix[target] if tied else jnp.moveaxis(matrix[:, target], 0, -1)
-    picked = jnp.sum(hidden[slot] * columns, axis=-1) / temperature
+    one, two = (x.astype(dtype).astype(jnp.float32) for x in (hidden[slot], columns))
+    picked = jnp.sum(one * two, axis=-1) / temperature
     return picked - norm[slot], entropy[slot]

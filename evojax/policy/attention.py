@@ -1,8 +1,8 @@
-"""Matrix products, norms and attention with backward passes written out.
+"""Norms, projections and attention with backward passes written out.
 
 Automatic differentiation gives the same numbers, but leaves the order of operands to the compiler,
 which then copies the largest arrays into transposed layouts. Here every product names its
-contraction, so nothing but small arrays is ever transposed, and sums over rows are products too.
+contraction, and sums over rows are products too.
 """
 
 from __future__ import annotations
@@ -12,16 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+
+from evojax.policy.products import across, as_bits, dot, from_bits, pair_dot, row_sums
 
 MASKED = -1e30  # finite: a row that may attend to nothing must not turn into NaN
-_PAIR = ((0, 1), (0, 1))  # batch dimensions: sequence and key-value head
-
-
-def _dot(a: jax.Array, b: jax.Array, left: int, right: int, batch: bool = False) -> jax.Array:
-    """Contract dimension ``left`` of a with ``right`` of b; sums are kept in float32."""
-    dims = ((left,), (right,)), _PAIR if batch else ((), ())
-    return lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 
 
 def with_backward(
@@ -37,18 +31,17 @@ def with_backward(
         static: places of arguments that are no arrays.
     """
     rule = jax.custom_vjp(lambda *inputs: forward(*inputs)[0], nondiff_argnums=static)
-    rule.defvjp(forward, backward)
+
+    def keep(*inputs: Any) -> tuple[Any, Any]:
+        out, kept = forward(*inputs)
+        return out, jax.tree.map(as_bits, kept)
+
+    def back(*inputs: Any) -> Any:
+        *settings, kept, given = inputs
+        return backward(*settings, jax.tree.map(from_bits, kept), given)
+
+    rule.defvjp(keep, back)
     return rule
-
-
-def row_sums(x: jax.Array) -> jax.Array:
-    """Sum over the last axis as a product with ones: faster than a reduction on a CPU.
-
-    >>> row_sums(jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
-    [3.0, 7.0]
-    """
-    width = x.shape[-1]
-    return _dot(x.reshape(-1, width), jnp.ones((width,), x.dtype), 1, 0).reshape(x.shape[:-1])
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
@@ -77,7 +70,7 @@ def _rms_norm_back(
     scaled = given * jnp.expand_dims(scale, tuple(range(x.ndim - 1)))
     along = row_sums(scaled * normed)[..., None] / width
     per_row = (given * normed).reshape(-1, width)
-    to_scale = _dot(jnp.ones((per_row.shape[0],), x.dtype), per_row, 0, 0)
+    to_scale = dot(jnp.ones((per_row.shape[0],), x.dtype), per_row, 0, 0)
     return inverse * (scaled - normed * along), to_scale
 
 
@@ -102,17 +95,15 @@ def _project(
     x: jax.Array, weights: tuple[jax.Array, ...], dtype: str
 ) -> tuple[tuple[jax.Array, ...], Any]:
     flat = x.reshape(-1, x.shape[-1]).astype(dtype)
-    out = tuple(_dot(flat, w.astype(dtype), 1, 0) for w in weights)
+    out = tuple(dot(flat, w.astype(dtype), 1, 0) for w in weights)
     return tuple(y.reshape(*x.shape[:-1], -1) for y in out), (flat, weights)
 
 
 def _project_back(dtype: str, kept: Any, given: tuple[jax.Array, ...]) -> Any:
     flat, weights = kept
     rows = [g.reshape(-1, g.shape[-1]).astype(dtype) for g in given]
-    parts = [_dot(g, w.astype(dtype), 1, 1) for g, w in zip(rows, weights, strict=True)]
-    to_weights = tuple(
-        _dot(flat, g, 0, 0).astype(w.dtype) for g, w in zip(rows, weights, strict=True)
-    )
+    parts = [dot(g, w.astype(dtype), 1, 1) for g, w in zip(rows, weights, strict=True)]
+    to_weights = tuple(across(flat, g).astype(w.dtype) for g, w in zip(rows, weights, strict=True))
     return sum(parts[1:], parts[0]).reshape(*given[0].shape[:-1], -1), to_weights
 
 
@@ -122,7 +113,10 @@ _project_rule = with_backward(_project, _project_back, static=(2,))
 def gated_mlp(
     x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array, dtype: str
 ) -> jax.Array:
-    """``(silu(x @ gate) * (x @ up)) @ down``; the inner product is computed again going back.
+    """``(silu(x @ gate) * (x @ up)) @ down``.
+
+    In float32 the inner product is computed again going back. In bfloat16 it is kept: it is small,
+    and XLA would compute it in the order of the transposed copy that its product needs.
 
     Args:
         x: ``[..., D]``. gate, up: ``[D, F]``. down: ``[F, D]``. dtype: see ``project``.
@@ -134,27 +128,28 @@ def _gated(
     x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array, dtype: str
 ) -> tuple[jax.Array, Any]:
     flat = x.reshape(-1, x.shape[-1]).astype(dtype)
-    a, b = _dot(flat, gate.astype(dtype), 1, 0), _dot(flat, up.astype(dtype), 1, 0)
+    a, b = dot(flat, gate.astype(dtype), 1, 0), dot(flat, up.astype(dtype), 1, 0)
     inner = (jax.nn.silu(a) * b).astype(dtype)
-    out = _dot(inner, down.astype(dtype), 1, 0).reshape(x.shape)
-    return out, (flat, a.astype(dtype), b.astype(dtype), gate, up, down)
+    out = dot(inner, down.astype(dtype), 1, 0).reshape(x.shape)
+    again = inner if inner.dtype != out.dtype else None
+    return out, (flat, a.astype(dtype), b.astype(dtype), again, gate, up, down)
 
 
 def _gated_back(dtype: str, kept: Any, given: jax.Array) -> Any:
-    flat, a, b, gate, up, down = kept
+    flat, a, b, inner, gate, up, down = kept
     a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     g = given.reshape(-1, given.shape[-1]).astype(dtype)
     open_share = jax.nn.sigmoid(a)
     silu = a * open_share
-    to_inner = _dot(g, down.astype(dtype), 1, 1)
+    to_inner = dot(g, down.astype(dtype), 1, 1)
     to_b = (to_inner * silu).astype(dtype)
     to_a = (to_inner * b * (open_share + silu * (1.0 - open_share))).astype(dtype)
-    to_x = _dot(to_a, gate.astype(dtype), 1, 1) + _dot(to_b, up.astype(dtype), 1, 1)
+    to_x = dot(to_a, gate.astype(dtype), 1, 1) + dot(to_b, up.astype(dtype), 1, 1)
     return (
         to_x.reshape(given.shape),
-        _dot(flat, to_a, 0, 0).astype(gate.dtype),
-        _dot(flat, to_b, 0, 0).astype(up.dtype),
-        _dot((silu * b).astype(dtype), g, 0, 0).astype(down.dtype),
+        across(flat, to_a).astype(gate.dtype),
+        across(flat, to_b).astype(up.dtype),
+        across(silu * b if inner is None else inner, g).astype(down.dtype),
     )
 
 
@@ -186,13 +181,13 @@ def _attend(
     a, heads, groups, length, dim = q.shape
     merged = q.reshape(a, heads, groups * length, dim).astype(dtype)
     k, v = k.astype(dtype), v.astype(dtype)
-    scores = _dot(merged, k, 3, 3, batch=True).reshape(a, heads, groups, length, -1)
+    scores = pair_dot(merged, k, 3, 3).reshape(a, heads, groups, length, -1)
     scores = jnp.where(mask[:, None, None], scores, MASKED)
     top = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     weights = (weights / total).reshape(a, heads, groups * length, -1).astype(dtype)
-    out = _dot(weights, v, 3, 2, batch=True).reshape(q.shape)
+    out = pair_dot(weights, v, 3, 2).reshape(q.shape)
     return (out, (top + jnp.log(total))[..., 0]), (merged, k, v, weights, out)
 
 
@@ -204,11 +199,11 @@ def _attend_back(
     shape = merged.shape
     g = to_out.reshape(shape).astype(dtype)
     shift = (row_sums(to_out * out) - to_norm).reshape(*shape[:3], 1)
-    to_v = _dot(weights, g, 2, 2, batch=True)
-    to_weights = _dot(g, v, 3, 3, batch=True)
+    to_v = across(weights, g)
+    to_weights = pair_dot(g, v, 3, 3)
     to_scores = (weights * (to_weights - shift)).astype(dtype)
-    to_q = _dot(to_scores, k, 3, 2, batch=True).reshape(out.shape)
-    to_k = _dot(to_scores, merged, 2, 2, batch=True)
+    to_q = pair_dot(to_scores, k, 3, 2).reshape(out.shape)
+    to_k = across(to_scores, merged)
     return to_q, to_k, to_v, None
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from evojax.policy.attention import MASKED, attention, grouped, rms_norm, ungrouped
 from evojax.policy.decoder import ModelConfig, Params, block, embed, rope_tables
+from evojax.policy.products import as_bits, from_bits, pair_dot
 
 KV = tuple[jax.Array, jax.Array]
 
@@ -38,13 +39,18 @@ class PromptCache:
 def unstack(params: Params, cfg: ModelConfig) -> Params:
     """A copy of ``params`` with ``layers`` as a tuple of per-layer dictionaries.
 
-    Always fresh buffers, so the caller may donate ``params`` to an update later.
+    Matrices are rounded to the type of the model's products here, once. Always fresh buffers, so
+    the caller may donate ``params`` to an update later.
     """
+
+    def copied(weight: jax.Array) -> jax.Array:
+        return jnp.array(weight, cfg.compute_dtype if weight.ndim > 1 else None, copy=True)
+
     layers = [
-        {name: jnp.copy(stacked[i]) for name, stacked in params["layers"].items()}
+        {name: copied(stacked[i]) for name, stacked in params["layers"].items()}
         for i in range(cfg.num_layers)
     ]
-    rest = {name: jnp.copy(value) for name, value in params.items() if name != "layers"}
+    rest = {name: copied(value) for name, value in params.items() if name != "layers"}
     return rest | {"layers": tuple(layers)}
 
 
@@ -81,7 +87,7 @@ def prefill(
         seen = jnp.broadcast_to(past.valid[:, None], (*mask.shape[:2], past.valid.shape[1]))
         mask = jnp.concatenate([seen, mask], axis=-1)
         valid = jnp.concatenate([past.valid, valid], axis=-1)
-    x = embed(params, tokens)
+    x = embed(params, cfg, tokens)
     caches = []
     for i, layer in enumerate(params["layers"]):
         before = None if past is None else past.kv[i]
@@ -108,11 +114,14 @@ def _attend_after(
 
 
 def empty_cache(cfg: ModelConfig, prompts: int, samples: int, budget: int) -> tuple[KV, ...]:
-    """Room for the sampled tokens of every layer: zeros ``[P*n, K, d, N]``, ``[P*n, K, N, d]``."""
+    """Room for the sampled tokens of every layer: zeros ``[P*n, K, d, N]``, ``[P*n, K, N, d]``.
+
+    The decode loop writes to them, so they hold ``as_bits``.
+    """
     rows, kv, dim = prompts * samples, cfg.num_kv_heads, cfg.head_dim
     keys = jnp.zeros((rows, kv, dim, budget), cfg.compute_dtype)
     values = jnp.zeros((rows, kv, budget, dim), cfg.compute_dtype)
-    return tuple((keys, values) for _ in range(cfg.num_layers))
+    return tuple((as_bits(keys), as_bits(values)) for _ in range(cfg.num_layers))
 
 
 def decode_step(
@@ -138,7 +147,7 @@ def decode_step(
     rows = prompts * samples
     positions = jnp.broadcast_to((prompt.lengths + index)[:, None], tokens.shape)
     rope = rope_tables(cfg, positions.reshape(rows, 1))
-    x = embed(params, tokens.reshape(rows, 1))
+    x = embed(params, cfg, tokens.reshape(rows, 1))
     updated = []
     for layer, shared, mine in zip(params["layers"], prompt.kv, own, strict=True):
         attend = partial(_attend_sampled, shared, prompt.valid, mine, index)
@@ -146,12 +155,6 @@ def decode_step(
         updated.append(grown)
     hidden = rms_norm(x[:, 0], params["final_norm"], cfg.rms_eps)
     return hidden.reshape(prompts, samples, -1), tuple(updated)
-
-
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    """``[A, K, m, c] x [A, K, c, n]``, summed in float32."""
-    dims = ((3,), (2,)), ((0, 1), (0, 1))
-    return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
 
 
 def _attend_sampled(
@@ -174,13 +177,11 @@ def _attend_sampled(
     rows, kv, dim, budget = keys.shape
     prompts, samples = valid.shape[0], rows // valid.shape[0]
     heads = q.shape[2] // kv
-    kinds = keys.dtype
-    keys = jax.lax.dynamic_update_slice(
-        keys, k.reshape(rows, kv, dim, 1).astype(kinds), (0, 0, 0, index)
-    )
-    values = jax.lax.dynamic_update_slice(
-        values, v.reshape(rows, kv, 1, dim).astype(kinds), (0, 0, index, 0)
-    )
+    kind = shared[0].dtype
+    new = as_bits(k.reshape(rows, kv, dim, 1).astype(kind))
+    keys = jax.lax.dynamic_update_slice(keys, new, (0, 0, 0, index))
+    new = as_bits(v.reshape(rows, kv, 1, dim).astype(kind))
+    values = jax.lax.dynamic_update_slice(values, new, (0, 0, index, 0))
 
     def by_prompt(x: jax.Array) -> jax.Array:
         """``[P*n, K, G, c] -> [P, K, n*G, c]``: all samples of a prompt in one product."""
@@ -192,10 +193,10 @@ def _attend_sampled(
         x = x.reshape(prompts, kv, samples, heads, -1).transpose(0, 2, 1, 3, 4)
         return x.reshape(rows, kv, heads, -1)
 
-    q = (grouped(q, kv)[..., 0, :] * dim**-0.5).astype(kinds)
-    over_prompt = jnp.where(valid[:, None, None], _dot(by_prompt(q), shared[0]), MASKED)
+    q = (grouped(q, kv)[..., 0, :] * dim**-0.5).astype(kind)
+    over_prompt = jnp.where(valid[:, None, None], pair_dot(by_prompt(q), shared[0], 3, 2), MASKED)
     filled = (jnp.arange(budget) <= index)[None, None, None]
-    over_own = jnp.where(filled, _dot(q, keys), MASKED)
+    over_own = jnp.where(filled, pair_dot(q, from_bits(keys), 3, 2), MASKED)
     top = jnp.maximum(
         by_sample(jnp.max(over_prompt, axis=-1, keepdims=True)),
         jnp.max(over_own, axis=-1, keepdims=True),
@@ -204,5 +205,6 @@ def _attend_sampled(
     at_own = jnp.exp(over_own - top)
     total = by_sample(jnp.sum(at_prompt, axis=-1, keepdims=True))
     total = total + jnp.sum(at_own, axis=-1, keepdims=True)
-    mixed = by_sample(_dot(at_prompt.astype(kinds), shared[1])) + _dot(at_own.astype(kinds), values)
+    mixed = by_sample(pair_dot(at_prompt.astype(kind), shared[1], 3, 2))
+    mixed = mixed + pair_dot(at_own.astype(kind), from_bits(values), 3, 2)
     return ungrouped((mixed / total)[..., None, :]), (keys, values)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from evojax.policy.attention import attention, gated_mlp, project, rms_norm
+from evojax.policy.products import dot
 
 Params = dict[str, Any]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -35,8 +36,9 @@ class ModelConfig:
         rope_theta: base of the rotary frequencies. rms_eps: epsilon of the norms.
         max_position: longest sequence, tokens.
         tie_embeddings: the output matrix is the embedding.
-        compute_dtype: operands of the layers' products, float32 or bfloat16. Weights, sums, norms,
-            softmax and the output matrix stay float32.
+        compute_dtype: float32 or bfloat16; every matrix, the embedding too, and what it is
+            multiplied with is rounded to it first. Stored weights, sums, norms, softmax and the
+            stream between the layers stay float32.
     """
 
     vocab_size: int
@@ -200,7 +202,7 @@ def run_layers(
     def step(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:
         return block(layer, cfg, x, rope, attend)[0], None
 
-    x = embed(params, tokens)
+    x = embed(params, cfg, tokens)
     x, _ = jax.lax.scan(jax.checkpoint(step) if remat else step, x, params["layers"])
     return rms_norm(x, params["final_norm"], cfg.rms_eps)
 
@@ -230,15 +232,14 @@ def hidden_states(
     )
 
 
-def embed(params: Params, tokens: jax.Array) -> jax.Array:
+def embed(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:
     """Input vectors float32 ``[..., D]`` of token ids ``[...]``."""
-    return params["embed"][tokens].astype(jnp.float32)
+    return params["embed"][tokens].astype(cfg.compute_dtype).astype(jnp.float32)
 
 
 def lm_logits(params: Params, cfg: ModelConfig, hidden: jax.Array) -> jax.Array:
     """Next-token logits, float32 ``[..., V]``, of hidden states ``[..., D]``."""
-    if cfg.tie_embeddings:
-        out = jnp.einsum("...d,vd->...v", hidden, params["embed"])
-    else:
-        out = hidden @ params["head"]
-    return out.astype(jnp.float32)
+    matrix = params["embed"] if cfg.tie_embeddings else params["head"]
+    flat = hidden.reshape(-1, hidden.shape[-1]).astype(cfg.compute_dtype)
+    out = dot(flat, matrix.astype(cfg.compute_dtype), 1, int(cfg.tie_embeddings))
+    return out.reshape(*hidden.shape[:-1], -1)

@@ -39,11 +39,9 @@ KEY = ("kind", "side", "shape", "dtype", "reward", "repeat", "micro")
 
 def order(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """What to measure, in order: within a repeat the sides alternate, and so does who is first."""
-    sides = [("evojax", "f32"), *(("trl", dtype) for dtype in options.dtypes)]
-    if options.ours_only:
-        sides = sides[:1]
-    if options.peer_only:
-        sides = sides[1:]
+    names = [] if options.peer_only else ["evojax"]
+    names += [] if options.ours_only else ["trl"]
+    sides = [(name, dtype) for dtype in options.dtypes for name in names]
     for repeat in range(options.repeats):
         for shape in options.shapes:
             for reward in options.rewards:
@@ -179,8 +177,7 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--shapes", nargs="+", choices=[*SHAPES], default=[*SHAPES])
     words.add_argument("--repeats", type=int, default=3)
     words.add_argument("--steps", type=int, help=f"timed steps of each run; default {STEPS}")
-    words.add_argument("--dtypes", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"],
-                       help="of the peer; evojax runs in f32, its fastest on a CPU")  # fmt: skip
+    words.add_argument("--dtypes", nargs="+", choices=["f32", "bf16"], default=["f32", "bf16"])
     words.add_argument(
         "--rewards", nargs="+", choices=["live", "natural"], default=["live", "natural"]
     )

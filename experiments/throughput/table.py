@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from evojax.bench.shapes import SHAPES
 from experiments.study import replace_block
 
 Row = Mapping[str, Any]
@@ -75,29 +77,40 @@ def _iqr(values: Sequence[float]) -> float:
 
 
 def summarise(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """One entry for each shape, reward and peer dtype that both sides were measured on.
+    """One entry for each shape, reward, dtype of evojax and dtype of the peer that were measured.
 
     ``ratio = median over repeats of the peer's step seconds / the same of evojax's``; its range is
-    that of the ratios within single repeats, whose two sides ran one after the other. evojax's own
-    rows are those of float32, whatever the peer's dtype: its fastest on a CPU.
+    that of the ratios within single repeats, whose sides ran one after the other.
     """
     runs = [r for r in rows if r["kind"] == "run"]
-    ours = [r for r in runs if r["side"] == "evojax" and r["dtype"] == "f32"]
-    peers = [r for r in runs if r["side"] == "trl"]
+
+    def by_repeat(side: str, shape: str, reward: str, dtype: str) -> dict[int, Row]:
+        wanted = (side, shape, reward, dtype)
+        return {
+            r["repeat"]: r
+            for r in runs
+            if (r["side"], r["shape"], r["reward"], r["dtype"]) == wanted
+        }
+
     out = []
-    for shape, reward, dtype in sorted({(r["shape"], r["reward"], r["dtype"]) for r in peers}):
-        theirs = {
-            r["repeat"]: r for r in peers
-            if (r["shape"], r["reward"], r["dtype"]) == (shape, reward, dtype)
-        }  # fmt: skip
-        mine = {r["repeat"]: r for r in ours if (r["shape"], r["reward"]) == (shape, reward)}
-        pairs = [
-            (mine[k], theirs[k]) for k in sorted(mine.keys() & theirs.keys())
-            if mine[k]["items_sha256"] == theirs[k]["items_sha256"]
-        ]  # fmt: skip
-        if pairs:
-            out.append({"shape": shape, "reward": reward, "peer_dtype": dtype, **_entry(pairs)})
+    for shape, reward in sorted({(r["shape"], r["reward"]) for r in runs}, key=_in_order):
+        for dtype, peer_dtype in product(("f32", "bf16"), repeat=2):
+            mine = by_repeat("evojax", shape, reward, dtype)
+            theirs = by_repeat("trl", shape, reward, peer_dtype)
+            pairs = [
+                (mine[k], theirs[k])
+                for k in sorted(mine.keys() & theirs.keys())
+                if mine[k]["items_sha256"] == theirs[k]["items_sha256"]
+            ]
+            if pairs:
+                what = {"shape": shape, "reward": reward, "dtype": dtype, "peer_dtype": peer_dtype}
+                out.append(what | _entry(pairs))
     return out
+
+
+def _in_order(key: tuple[str, str]) -> tuple[int, str]:
+    """Shapes from short to long."""
+    return [*SHAPES].index(key[0]), key[1]
 
 
 def _entry(pairs: Sequence[tuple[Row, Row]]) -> dict[str, Any]:
@@ -124,16 +137,16 @@ def _entry(pairs: Sequence[tuple[Row, Row]]) -> dict[str, Any]:
 def markdown(entries: Sequence[Mapping[str, Any]]) -> str:
     """The table of the README, one line an entry."""
     lines = [
-        "| shape | rewards | peer | evojax, s a step | TRL, s a step | ratio [range] | n "
-        "| peak GB | update / matmul |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| shape | rewards | evojax, s a step | TRL, s a step | ratio [range] | n | peak GB "
+        "| update / matmul |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for e in entries:
         mine, theirs = e["evojax"], e["trl"]
         share = mine["update_to_matmul"]
         lines.append(
-            f"| {e['shape']} | {e['reward']} | {e['peer_dtype']}, micro {e['trl_micro']} "
-            f"| {_seconds(mine)} | {_seconds(theirs)} "
+            f"| {e['shape']} | {e['reward']} | {e['dtype']}: {_seconds(mine)} "
+            f"| {e['peer_dtype']}: {_seconds(theirs)} "
             f"| {e['ratio']:.2f} [{e['ratio_range'][0]:.2f}, {e['ratio_range'][1]:.2f}] "
             f"| {e['repeats']} x {e['steps_each']} "
             f"| {mine['peak_rss_gb']:.1f}, {theirs['peak_rss_gb']:.1f} "

@@ -107,14 +107,16 @@ def test_sides_alternate_and_take_turns_in_being_first():
     assert sides == [
         (0, "evojax", "f32"),
         (0, "trl", "f32"),
+        (0, "evojax", "bf16"),
         (0, "trl", "bf16"),
         (1, "trl", "bf16"),
+        (1, "evojax", "bf16"),
         (1, "trl", "f32"),
         (1, "evojax", "f32"),
     ]
     only = list(run.order(options(ours_only=True, repeats=1)))
     assert {w["side"] for w in only} == {"evojax"}
-    assert [w["shape"] for w in only if w["reward"] == "natural"] == ["main_job"]
+    assert [w["shape"] for w in only if w["reward"] == "natural"] == ["main_job"] * 2
     assert {w["side"] for w in run.order(options(peer_only=True))} == {"trl"}
 
 
@@ -173,9 +175,12 @@ def test_ratios_with_n_and_range_by_hand(tmp_path):
     rows += rows_for("trl", "bf16", [3.0], items_sha256="other items")
     (entry,) = summarise(rows)
     assert entry["ratio"] == 2.0 and entry["ratio_range"] == [1.0, 4.0]
-    assert (entry["repeats"], entry["steps_each"], entry["peer_dtype"]) == (3, 3, "f32")
+    assert (entry["repeats"], entry["steps_each"]) == (3, 3)
+    assert (entry["dtype"], entry["peer_dtype"]) == ("f32", "f32")
     assert entry["evojax"]["step_s_range"] == [1.0, 4.0]
     assert "| 2.00 [1.00, 4.00] | 3 x 3 |" in markdown([entry])
+    rows += rows_for("evojax", "bf16", [0.5])
+    assert [(e["dtype"], e["ratio"]) for e in summarise(rows)] == [("f32", 2.0), ("bf16", 8.0)]
     readme, front = tmp_path / "README.md", tmp_path / "front.md"
     readme.write_text("above\n<!-- table: begin -->\nold\n<!-- table: end -->\nbelow\n")
     front.write_text("<!-- speed: begin -->\n<!-- speed: end -->\n")

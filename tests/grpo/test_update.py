@@ -4,6 +4,7 @@ import dataclasses
 
 import chex
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -92,6 +93,22 @@ def test_chunked_head_and_remat_give_the_same_gradient(monkeypatch):
     again, other_sums = gradient(params, other, packed)
     assert_same(plain, again)
     assert_same(sums, other_sums)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_the_gradient_in_bfloat16_points_where_that_in_float32_does(monkeypatch, chunked):
+    params, packed, trainer = sharp_params(), batch(), updater(entropy_coef=0.1)
+    exact, sums = gradient(params, trainer, packed)
+    if chunked:
+        monkeypatch.setattr(token_scores, "_KEEP", 0)
+        monkeypatch.setattr(token_scores, "_CHUNK", 5 * 11 * 4)
+    half = dataclasses.replace(TINY, compute_dtype="bfloat16")
+    found, other = gradient_of(params, half, trainer.spec, trainer.hyper, packed.rows)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(found))
+    ours, theirs = (jax.flatten_util.ravel_pytree(g)[0] for g in (found, exact))
+    cosine = jnp.vdot(ours, theirs) / jnp.linalg.norm(ours) / jnp.linalg.norm(theirs)
+    assert float(cosine) > 0.99
+    assert float(other["entropy"]) == pytest.approx(float(sums["entropy"]), rel=2e-2)
 
 
 def test_the_entropy_costs_no_backward_pass_unless_it_has_a_coefficient():
