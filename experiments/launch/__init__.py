@@ -1,0 +1,1 @@
+"""Starting runs on machines that are rented: TPU VMs, Kubernetes, Slurm."""
