@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from evojax.policy.adapted import Weight, to_weight, whole
 from evojax.policy.products import across, as_bits, dot, from_bits, pair_dot, row_sums
 
 MASKED = -1e30  # finite: a row that may attend to nothing must not turn into NaN
@@ -77,12 +78,12 @@ def _rms_norm_back(
 _rms_norm_rule = with_backward(_rms_norm, _rms_norm_back, static=(2,))
 
 
-def project(x: jax.Array, weights: tuple[jax.Array, ...], dtype: str) -> tuple[jax.Array, ...]:
+def project(x: jax.Array, weights: tuple[Weight, ...], dtype: str) -> tuple[jax.Array, ...]:
     """``x @ w`` for several weights; one copy of ``x`` is kept for the backward pass of all.
 
     Args:
-        x: ``[..., D]``. weights: ``[D, F]`` each. dtype: of the products' operands, forward and
-            backward; sums and results are float32.
+        x: ``[..., D]``. weights: ``[D, F]`` each, plain or adapted.
+        dtype: of the products' operands, forward and backward; sums and results are float32.
 
     >>> weights = jnp.ones((3, 4)), jnp.ones((3, 1))
     >>> [y.shape for y in project(jnp.ones((2, 3)), weights, "float32")]
@@ -92,45 +93,43 @@ def project(x: jax.Array, weights: tuple[jax.Array, ...], dtype: str) -> tuple[j
 
 
 def _project(
-    x: jax.Array, weights: tuple[jax.Array, ...], dtype: str
+    x: jax.Array, weights: tuple[Weight, ...], dtype: str
 ) -> tuple[tuple[jax.Array, ...], Any]:
     flat = x.reshape(-1, x.shape[-1]).astype(dtype)
-    out = tuple(dot(flat, w.astype(dtype), 1, 0) for w in weights)
+    out = tuple(dot(flat, whole(w).astype(dtype), 1, 0) for w in weights)
     return tuple(y.reshape(*x.shape[:-1], -1) for y in out), (flat, weights)
 
 
 def _project_back(dtype: str, kept: Any, given: tuple[jax.Array, ...]) -> Any:
     flat, weights = kept
     rows = [g.reshape(-1, g.shape[-1]).astype(dtype) for g in given]
-    parts = [dot(g, w.astype(dtype), 1, 1) for g, w in zip(rows, weights, strict=True)]
-    to_weights = tuple(across(flat, g).astype(w.dtype) for g, w in zip(rows, weights, strict=True))
+    parts = [dot(g, whole(w).astype(dtype), 1, 1) for g, w in zip(rows, weights, strict=True)]
+    to_weights = tuple(to_weight(w, flat, g) for g, w in zip(rows, weights, strict=True))
     return sum(parts[1:], parts[0]).reshape(*given[0].shape[:-1], -1), to_weights
 
 
 _project_rule = with_backward(_project, _project_back, static=(2,))
 
 
-def gated_mlp(
-    x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array, dtype: str
-) -> jax.Array:
+def gated_mlp(x: jax.Array, gate: Weight, up: Weight, down: Weight, dtype: str) -> jax.Array:
     """``(silu(x @ gate) * (x @ up)) @ down``.
 
     In float32 the inner product is computed again going back. In bfloat16 it is kept: it is small,
     and XLA would compute it in the order of the transposed copy that its product needs.
 
     Args:
-        x: ``[..., D]``. gate, up: ``[D, F]``. down: ``[F, D]``. dtype: see ``project``.
+        x: ``[..., D]``. gate, up: ``[D, F]``. down: ``[F, D]``. The rest: see ``project``.
     """
     return _gated_rule(x, gate, up, down, dtype)
 
 
 def _gated(
-    x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array, dtype: str
+    x: jax.Array, gate: Weight, up: Weight, down: Weight, dtype: str
 ) -> tuple[jax.Array, Any]:
     flat = x.reshape(-1, x.shape[-1]).astype(dtype)
-    a, b = dot(flat, gate.astype(dtype), 1, 0), dot(flat, up.astype(dtype), 1, 0)
+    a, b = (dot(flat, whole(w).astype(dtype), 1, 0) for w in (gate, up))
     inner = (jax.nn.silu(a) * b).astype(dtype)
-    out = dot(inner, down.astype(dtype), 1, 0).reshape(x.shape)
+    out = dot(inner, whole(down).astype(dtype), 1, 0).reshape(x.shape)
     again = inner if inner.dtype != out.dtype else None
     return out, (flat, a.astype(dtype), b.astype(dtype), again, gate, up, down)
 
@@ -141,15 +140,15 @@ def _gated_back(dtype: str, kept: Any, given: jax.Array) -> Any:
     g = given.reshape(-1, given.shape[-1]).astype(dtype)
     open_share = jax.nn.sigmoid(a)
     silu = a * open_share
-    to_inner = dot(g, down.astype(dtype), 1, 1)
+    to_inner = dot(g, whole(down).astype(dtype), 1, 1)
     to_b = (to_inner * silu).astype(dtype)
     to_a = (to_inner * b * (open_share + silu * (1.0 - open_share))).astype(dtype)
-    to_x = dot(to_a, gate.astype(dtype), 1, 1) + dot(to_b, up.astype(dtype), 1, 1)
+    to_x = dot(to_a, whole(gate).astype(dtype), 1, 1) + dot(to_b, whole(up).astype(dtype), 1, 1)
     return (
         to_x.reshape(given.shape),
-        across(flat, to_a).astype(gate.dtype),
-        across(flat, to_b).astype(up.dtype),
-        across(silu * b if inner is None else inner, g).astype(down.dtype),
+        to_weight(gate, flat, to_a),
+        to_weight(up, flat, to_b),
+        to_weight(down, silu * b if inner is None else inner, g),
     )
 
 
