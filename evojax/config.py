@@ -11,32 +11,75 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-MODES = ("evolve", "train", "evaluate", "diagnose", "backtest", "report", "lint")
+MODES = ("evolve", "train", "evaluate", "diagnose", "backtest", "report", "lint", "plan")
+
+
+@dataclass
+class RopeScalingConf:
+    """Rotary waves stretched for a longer context, as in Llama 3."""
+
+    factor: float = 1.0  # 1 = off
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192  # tokens
+
+
+@dataclass
+class LinearConf:
+    """Gated delta-net layers of a hybrid (``policy.arch.family=qwen3_5``)."""
+
+    interval: int = 4  # every fourth layer attends fully
+    key_heads: int = 2
+    value_heads: int = 4
+    key_dim: int = 8
+    value_dim: int = 8
+    conv: int = 4  # places that the causal convolution looks at
 
 
 @dataclass
 class ArchConf:
-    """Shape of a random-weight decoder (``policy.source=random``)."""
+    """Shape of a decoder: random weights, or what the hub's config.json must say."""
 
+    family: str = "llama"  # llama | qwen2 | qwen3 | qwen3_5
     vocab_size: int = 256
     hidden_size: int = 32
     intermediate_size: int = 64
     num_layers: int = 2
     num_heads: int = 4
     num_kv_heads: int = 2
+    head_dim: int | None = None  # null = hidden_size / num_heads
     rope_theta: float = 10000.0
+    rope_scaling: RopeScalingConf = field(default_factory=RopeScalingConf)
+    rotary_share: float = 1.0  # part of each head that is turned (qwen3_5)
     rms_eps: float = 1e-5
     max_position: int = 512
+    tie_embeddings: bool = True
+    linear: LinearConf = field(default_factory=LinearConf)
+
+
+@dataclass
+class LoraConf:
+    """Low-rank adapters: the model's own weights stay as they are, bit for bit."""
+
+    rank: int = 0  # 0 = off: every weight is trained
+    alpha: float = 16.0  # the adapters' change is multiplied by alpha / rank
+    targets: list[str] = field(  # matrices with an adapter; in all layers that have them
+        default_factory=lambda: ["q", "k", "v", "o", "gate", "up", "down"]
+    )
 
 
 @dataclass
 class PolicyConf:
     """The model that is trained. Frozen for the loop."""
 
-    source: str = "smollm2_135m"  # smollm2_135m | path | random
-    path: str | None = None  # local HF directory (safetensors) when source=path
+    source: str = "smollm2_135m"  # smollm2_135m | path | hub | random
+    path: str | None = None  # source=path: HF directory (safetensors), or a .gguf file
     compute_dtype: str = "float32"  # float32 | bfloat16; of products; weights stay float32
     arch: ArchConf = field(default_factory=ArchConf)
+    remat: str = "none"  # none | dots | names | full; what the backward pass computes again
+    repo: str | None = None  # source=hub: e.g. Qwen/Qwen3-0.6B
+    revision: str | None = None  # source=hub: branch, tag or commit; null = main
+    lora: LoraConf = field(default_factory=LoraConf)
 
 
 @dataclass
@@ -202,6 +245,41 @@ class EvolutionConf:
 
 
 @dataclass
+class MeshConf:
+    """Devices by axis; their product is the number that is used."""
+
+    data: int = 1  # copies of the weights, each with its part of the batch
+    fsdp: int = 1  # parts of the weights, gathered layer by layer; each has its part of the batch
+    tp: int = 1  # parts of heads, inner width and vocabulary
+
+
+@dataclass
+class HardwareConf:
+    """What the run is computed on. Not part of a version: a run may go on elsewhere."""
+
+    name: str = "local"
+    mesh: MeshConf = field(default_factory=MeshConf)
+    distributed: bool = False  # several processes, found by jax.distributed
+    platform: str = "cpu"  # cpu | tpu | cuda; this and the rest describe chips for mode=plan
+    topology: str | None = None  # how TPU chips are joined, e.g. v5e:4x4
+    chips: int = 1
+    host_chips: int = 1  # chips of one process
+    hbm_gb: float = 8.0  # memory of a chip
+    peak_tflops: float = 0.2  # bfloat16, of a chip
+    hbm_gb_s: float = 20.0  # memory traffic of a chip
+    ici_gb_s: float = 10.0  # all links of a chip together, one direction
+
+
+@dataclass
+class PlanConf:
+    """What mode=plan cannot read from the rest, and how far it goes."""
+
+    prompt_tokens: int = 512  # length of every prompt
+    compile: bool = True  # ask the compiler too; false: only count
+    timeout_s: float = 540.0  # for the compiler
+
+
+@dataclass
 class EvojaxConf:
     """Root of the configuration."""
 
@@ -224,3 +302,5 @@ class EvojaxConf:
     eval: EvalConf = field(default_factory=EvalConf)
     diagnostics: DiagnosticsConf = field(default_factory=DiagnosticsConf)
     evolution: EvolutionConf = field(default_factory=EvolutionConf)
+    hardware: HardwareConf = field(default_factory=HardwareConf)
+    plan: PlanConf = field(default_factory=PlanConf)

@@ -51,7 +51,8 @@ def predicting_nodes(packed: Packed) -> int:
     """Nodes whose next-token distribution is computed, over all rows of a batch."""
     rows = packed.rows
     return sum(
-        len(np.unique(slot[mask])) for slot, mask in zip(rows.slot, rows.response_mask, strict=True)
+        len(np.unique(rows.slot[m, a][rows.response_mask[m, a]]))
+        for m, a in np.ndindex(rows.slot.shape[:2])
     )
 
 
@@ -74,7 +75,7 @@ def matmul_ceiling(cfg: ModelConfig, packed: Packed, dtype: str, repeats: int) -
     Returns:
         {dtype, gflop_per_s, products: [{shape: [m, k, n], which, times, gflop_per_s, ...}]}.
     """
-    rows = {"layer": packed.rows.tokens.shape[1], "head": packed.rows.head.shape[1]}
+    rows = {"layer": packed.rows.tokens[0].size, "head": packed.rows.head[0].size}
     wanted = [(rows["layer"], k, n, t) for (k, n), t in layer_products(cfg).items()]
     wanted = [(m, k, n, times * cfg.num_layers) for m, k, n, times in wanted]
     head = min(rows["head"], HEAD_ROWS)

@@ -1,4 +1,4 @@
-"""Loss and gradient of a packed batch: rows are micro-batches, their sums are only added.
+"""Loss and gradient of a packed batch: micro-batches, whose sums are only added.
 
 ``loss = sum of weight * (correction * objective + kl_coef * kl - entropy_coef * entropy)`` over
 all response tokens; ``weight`` holds the aggregation and the denominators of the whole batch, so
@@ -21,6 +21,7 @@ from evojax.grpo.optimizer import Hyper
 from evojax.grpo.pack import PackedRows
 from evojax.grpo.spec import UpdateSpec
 from evojax.policy.decoder import ModelConfig, Params
+from evojax.policy.sharding import laid_out
 
 Sums = dict[str, jax.Array]
 
@@ -31,7 +32,7 @@ MAXIMA = ("ratio_max", "mismatch_max")
 
 
 class _Scores(NamedTuple):
-    """Log-probabilities ``[B, T]`` of one row under the three policies, and the entropy."""
+    """Log-probabilities ``[A*B, T]`` under the three policies, and the entropy."""
 
     cur: jax.Array
     old: jax.Array
@@ -39,21 +40,30 @@ class _Scores(NamedTuple):
     entropy: jax.Array
 
 
+def _lined_up(row: PackedRows) -> PackedRows:
+    """A micro-batch with what the loss reads as ``[A*B, T]``, no longer ``[A, B, T]``."""
+    names = ("logp_rollout", "logp_ref", "advantages", "response_mask", "weight")
+    return row._replace(**{name: _lines(getattr(row, name)) for name in names})
+
+
+def _lines(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, x.shape[-1])
+
+
 def _scores(
     params: Params, cfg: ModelConfig, spec: UpdateSpec, hyper: Hyper, row: PackedRows
 ) -> _Scores:
-    cur, entropy = row_logprobs(
-        params, cfg, row, hyper["temperature"], spec.remat, entropy_grad=spec.entropy
-    )
+    cur, entropy = row_logprobs(params, cfg, row, hyper["temperature"], entropy_grad=spec.entropy)
+    cur, entropy, given = _lines(cur), _lines(entropy), _lines(row.logp_old)
     fixed = jax.lax.stop_gradient(cur)
-    old = fixed if spec.reuse_logp else row.logp_old
-    return _Scores(cur, old, row.logp_old if spec.scores_old else fixed, entropy)
+    old = fixed if spec.reuse_logp else given
+    return _Scores(cur, old, given if spec.scores_old else fixed, entropy)
 
 
 def _row_sums(
     row: PackedRows, scores: _Scores, token: TokenLoss, corrected: Corrected, loss: jax.Array
 ) -> Sums:
-    """What the metrics are made of: sums over the row's tokens, and two maxima."""
+    """What the metrics are made of: sums over the tokens, and two maxima."""
     valid = row.response_mask
     drift = mismatch(row.logp_rollout, scores.anchor, valid)
     of_tokens = {
@@ -83,13 +93,14 @@ def _row_sums(
 def row_loss(
     params: Params, cfg: ModelConfig, spec: UpdateSpec, hyper: Hyper, row: PackedRows
 ) -> tuple[jax.Array, Sums]:
-    """One row's part of the batch's loss, and the sums behind the metrics.
+    """One micro-batch's part of the batch's loss, and the sums behind the metrics.
 
     Args:
         row: without the leading M. hyper: traced scalars, see ``hyper_of``.
     """
-    valid = row.response_mask
     scores = _scores(params, cfg, spec, hyper, row)
+    row = _lined_up(row)
+    valid = row.response_mask
     bounds = Bounds(hyper["eps_low"], hyper["eps_high"], hyper["dual_clip"] if spec.dual else None)
     objective = OBJECTIVES.get(spec.objective, "algorithm.objective")
     token = objective(scores.cur, scores.old, row.advantages, valid, bounds)
@@ -112,12 +123,13 @@ def batch_gradient(
 ) -> tuple[Params, Sums]:
     """Gradient of the batch's loss and the summed metrics.
 
-    The loop over rows has a *traced* number of turns: what was not packed costs nothing, and
-    batches of any number of live groups share one compilation.
+    The loop over micro-batches has a *traced* number of turns: what was not packed costs nothing,
+    and batches of any number of live groups share one compilation.
 
     Returns:
         Gradient, shaped like ``params``, and ``SUMS`` (added) with ``MAXIMA`` (the larger one).
-        Devices that hold a part of the rows add the former and take the maximum of the latter.
+        On a mesh they are those of all devices, which hold the A rows of a micro-batch between
+        them.
     """
 
     def add_row(index: jax.Array, carry: tuple[Params, Sums]) -> tuple[Params, Sums]:
@@ -127,8 +139,8 @@ def batch_gradient(
         )
         merged = {name: sums[name] + new[name] for name in SUMS}
         merged |= {name: jnp.maximum(sums[name], new[name]) for name in MAXIMA}
-        return jax.tree.map(jnp.add, total, gradient), merged
+        return laid_out(jax.tree.map(jnp.add, total, gradient)), merged
 
-    zeros = jax.tree.map(jnp.zeros_like, params)
+    zeros = laid_out(jax.tree.map(jnp.zeros_like, params))
     nothing = {name: jnp.zeros((), jnp.float32) for name in (*SUMS, *MAXIMA)}
     return jax.lax.fori_loop(0, rows.rows, add_row, (zeros, nothing))

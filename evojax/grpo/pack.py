@@ -1,10 +1,11 @@
 """Packing: the samples of several groups as prefix trees, so that no token is computed twice.
 
-A row of the packed batch holds whole groups. All their sequences (prompt + completion) are merged
-into a forest of prefix trees laid out in depth-first order: a prompt is there once for its S
-samples, few-shot examples once for all groups of the row, and equal beginnings of completions
-once. A token may attend to its ancestors and itself, and its position is its depth, so every
-sequence sees exactly what it would see alone. ``evojax.grpo.layout`` says where the nodes lie.
+A row of the packed batch holds whole groups; the rows of a micro-batch lie side by side, one a
+shard of the batch. All sequences of a row (prompt + completion) are merged into a forest of prefix
+trees laid out in depth-first order: a prompt is there once for its S samples, few-shot examples
+once for all groups of the row, and equal beginnings of completions once. A token may attend to its
+ancestors and itself, and its position is its depth, so every sequence sees exactly what it would
+see alone. ``evojax.grpo.layout`` says where the nodes lie.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from evojax.evidence.types import Completion
 from evojax.grpo.advantages import GroupAdvantages
 from evojax.grpo.aggregation import token_weights
 from evojax.grpo.layout import Sizes, Split, first_fit, is_dense, lay_out, split
-from evojax.grpo.tree import PrefixTree, prefix_tree
+from evojax.grpo.tree import PrefixTree, chains, prefix_tree
 
 # Small rows come in few sizes: there a compilation costs more than padding ever will.
 _MIN_TOKENS = 64
@@ -31,29 +32,32 @@ Array = Any  # numpy on the host, jax.Array inside jit
 
 
 class PackedRows(NamedTuple):
-    """Arrays of one batch: M rows of N nodes and K head slots, B sequences of T tokens each.
+    """Arrays of one batch: M micro-batches of A rows.
 
-    A row's nodes are C shared ones and U lines of W places, N = C + U W.
+    Micro-batches are computed one after the other, the rows of one together: A is the number of
+    shards of the batch. A row has N nodes, C shared ones and U lines of W places, N = C + U W; K
+    head slots; and B sequences of T tokens each.
 
     Everything that is scored lies one sequence a line, so objectives work on ``[B, T]`` and a
     mask; lines without a sequence have a mask that is False throughout.
 
     Args:
-        tokens, positions: int32 ``[M, N]``; position = depth in the tree.
-        shared_end: int32 ``[M, C]``. parent: int32 ``[M, U * W]``. tail: int32 ``[M, U, W]``:
-            what the attention needs, see ``evojax.grpo.layout.Placed``.
-        head: int32 ``[M, K]``, nodes whose next-token distribution is wanted.
-        slot: int32 ``[M, B, T]``, which head slot predicts the response token.
-        target: int32 ``[M, B, T]``, the sampled token.
-        logp_rollout: float32 ``[M, B, T]``, nats under the sampling distribution.
-        logp_old: float32 ``[M, B, T]``, nats under the policy that the ratio is against.
-        logp_ref: float32 ``[M, B, T]``, nats under the KL reference; 0 until it is scored.
-        advantages: float32 ``[M, B, T]``.
-        response_mask: bool ``[M, B, T]``, False for padding.
-        weight: float32 ``[M, B, T]``, of the token in the loss: the aggregation's weight with the
-            denominators of the whole batch in it; 0 off the mask. Rows, micro-batches and devices
-            only add.
-        rows: int32 ``[]``, rows in use; those after it are empty and never computed.
+        tokens, positions: int32 ``[M, A, N]``; position = depth in the tree.
+        shared_end: int32 ``[M, A, C]``. parent: int32 ``[M, A, U * W]``.
+            tail: int32 ``[M, A, U, W]``: what the attention needs, see
+            ``evojax.grpo.layout.Placed``.
+        head: int32 ``[M, A, K]``, nodes whose next-token distribution is wanted.
+        slot: int32 ``[M, A, B, T]``, which head slot predicts the response token.
+        target: int32 ``[M, A, B, T]``, the sampled token.
+        logp_rollout: float32 ``[M, A, B, T]``, nats under the sampling distribution.
+        logp_old: float32 ``[M, A, B, T]``, nats under the policy that the ratio is against.
+        logp_ref: float32 ``[M, A, B, T]``, nats under the KL reference; 0 until it is scored.
+        advantages: float32 ``[M, A, B, T]``.
+        response_mask: bool ``[M, A, B, T]``, False for padding.
+        weight: float32 ``[M, A, B, T]``, of the token in the loss: the aggregation's weight with
+            the denominators of the whole batch in it; 0 off the mask. Rows, micro-batches and
+            devices only add.
+        rows: int32 ``[]``, micro-batches in use; those after it are empty and never computed.
     """
 
     tokens: Array
@@ -79,7 +83,7 @@ class Packed:
 
     Args:
         rows: the arrays.
-        owner: int32 ``[M, B, 2]``: group and sample of every line, -1 for lines without one.
+        owner: int32 ``[M, A, B, 2]``: group and sample of every line, -1 for lines without one.
         stats: for the log: ``groups_packed``, ``tokens_sequences`` (prompt and response tokens of
             the packed samples), ``tokens_packed`` (nodes), ``tokens_padded`` (nodes and padding).
     """
@@ -121,6 +125,7 @@ def _build_row(
     prompts: Sequence[np.ndarray],
     completions: Sequence[Sequence[Completion]],
     weight: np.ndarray,
+    share: bool,
 ) -> _Row:
     """One row: the weighted samples of ``groups``; the last token of each is only a target."""
     members = [
@@ -129,7 +134,7 @@ def _build_row(
         for s, completion in enumerate(completions[g])
         if weight[g, s] and len(completion.token_ids)
     ]
-    tree = prefix_tree(
+    tree = (prefix_tree if share else chains)(
         [[*prompts[g].tolist(), *completions[g][s].token_ids[:-1].tolist()] for g, s in members]
     )
     nodes = [path[len(prompts[g]) - 1 :] for (g, _), path in zip(members, tree.paths, strict=True)]
@@ -165,6 +170,8 @@ def pack(
     horizon: int,
     include_dead: bool = False,
     groups: Sequence[int] | None = None,
+    shards: int = 1,
+    share: bool = True,
 ) -> Packed | None:
     """Pack a batch of rollouts, or some of its groups, for one optimizer step.
 
@@ -176,11 +183,14 @@ def pack(
     Args:
         prompts: G prompts, int ``[p_g]``, at least one token each.
         completions: G lists of S completions. advantages: of the same shape.
-        micro_batch_groups: groups that share a row; one row is one micro-batch.
+        micro_batch_groups: groups that share a row, at most.
         aggregation: name in ``AGGREGATIONS``. horizon: its constant, most tokens of a response.
         include_dead: pack dead groups too: a KL or entropy term gives them a gradient.
         groups: the groups of this optimizer step (a minibatch), all by default; the denominators
             are theirs alone.
+        shards: A, rows computed together; few groups are spread over all of them.
+        share: merge equal beginnings. Otherwise every sequence is a tail of its own, as layers
+            with a memory need it: those of a line follow one another, numbered in ``tail``.
 
     Returns:
         The batch, or None when no group carries a gradient.
@@ -200,21 +210,24 @@ def pack(
     )
     if not order:
         return None
-    chunks = np.array_split(order, -(-len(order) // micro_batch_groups))
-    rows = [_build_row(chunk.tolist(), prompts, completions, counted) for chunk in chunks]
+    together = micro_batch_groups * shards
+    turns = -(-len(order) // together)
+    chunks = np.array_split(order, min(turns * shards, len(order)))
+    rows = [_build_row(chunk.tolist(), prompts, completions, counted, share) for chunk in chunks]
     weight = np.zeros(lengths.shape)
     weight[counted] = token_weights(aggregation, lengths[counted], horizon)
     lines = _Lines(
         completions, advantages.advantages, weight, micro_batch_groups * lengths.shape[1]
     )
-    capacity = bucket(-(-len(prompts) // micro_batch_groups), 1, 1)
-    arrays, owner = _stack(rows, capacity, bucket(int(lengths.max()), _MIN_RESPONSE, 1), lines)
+    frame = bucket(-(-len(prompts) // together), 1, 1), shards
+    width = bucket(int(lengths.max()), _MIN_RESPONSE, 1)
+    arrays, owner = _stack(rows, frame, width, lines, share)
     nodes = sum(len(row.tree.tokens) for row in rows)
     stats = {
         "groups_packed": float(len(order)),
         "tokens_sequences": float(sum(len(path) for row in rows for path in row.tree.paths)),
         "tokens_packed": float(nodes),
-        "tokens_padded": float(len(rows) * arrays.tokens.shape[1]),
+        "tokens_padded": float(turns * arrays.tokens[0].size),
     }
     return Packed(arrays, owner, stats)
 
@@ -228,9 +241,9 @@ class _Lines(NamedTuple):
     per_row: int
 
 
-def _sizes(parts: Sequence[Split]) -> Sizes:
+def _sizes(parts: Sequence[Split], share: bool) -> Sizes:
     """Room for the largest row, each size rounded up to a bucket."""
-    shared = _rounded(max(len(part.shared) for part in parts), _MIN_TOKENS)
+    shared = _rounded(max(len(part.shared) for part in parts), _MIN_TOKENS) if share else 0
     longest = max((len(tail) for part in parts for tail in part.tails), default=0)
     if not longest:
         return Sizes(shared, 0, 0)
@@ -241,43 +254,45 @@ def _sizes(parts: Sequence[Split]) -> Sizes:
 
 
 def _stack(
-    rows: Sequence[_Row], capacity: int, width: int, source: _Lines
+    rows: Sequence[_Row], frame: tuple[int, int], width: int, source: _Lines, share: bool
 ) -> tuple[PackedRows, np.ndarray]:
-    """Rows as padded arrays; every size is rounded up to a bucket to bound recompilation."""
+    """Rows as padded arrays ``[*frame, ...]``; sizes are buckets, to bound recompilation."""
     slots = _rounded(max(len(row.head) for row in rows), _MIN_SLOTS)
     trees = [row.tree for row in rows]
-    dense = is_dense(trees)
+    dense = share and is_dense(trees)
     parts = [split(tree, dense) for tree in trees]
-    sizes = _sizes(parts)
+    sizes = _sizes(parts, share)
     placed = [lay_out(tree, part, sizes) for tree, part in zip(trees, parts, strict=True)]
     heads = [found.place[row.head] for found, row in zip(placed, rows, strict=True)]
+    in_lines = sizes.lines * sizes.width
 
     def padded(values: Sequence[np.ndarray], size: int) -> np.ndarray:
-        out = np.zeros((capacity, size), np.int32)
-        for line, value in zip(out, values, strict=False):
-            line[: len(value)] = value
+        out = np.zeros((*frame, size), np.int32)
+        for r, value in enumerate(values):
+            out[*divmod(r, frame[1]), : len(value)] = value
         return out
 
-    shape = (capacity, source.per_row, width)
+    shape = (*frame, source.per_row, width)
     slot, target = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     logp, advantages = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     weight, mask = np.zeros(shape, np.float32), np.zeros(shape, np.bool_)
-    owner = np.full((*shape[:2], 2), -1, np.int32)
-    for m, row in enumerate(rows):
+    owner = np.full((*shape[:3], 2), -1, np.int32)
+    for r, row in enumerate(rows):
         for b, (member, places) in enumerate(zip(row.members, row.slots, strict=True)):
-            line = (m, b, slice(len(places)))
+            at = (*divmod(r, frame[1]), b)
+            line = (*at, slice(len(places)))
             sample = source.completions[member[0]][member[1]]
             slot[line], target[line], logp[line] = places, sample.token_ids, sample.logprobs
             advantages[line], weight[line] = source.advantages[member], source.weight[member]
             mask[line] = True
-            owner[m, b] = member
+            owner[at] = member
     arrays = PackedRows(
         tokens=padded([row.tokens for row in placed], len(placed[0].tokens)),
         positions=padded([row.positions for row in placed], len(placed[0].tokens)),
         shared_end=padded([row.shared_end for row in placed], sizes.shared),
-        parent=padded([row.parent for row in placed], sizes.lines * sizes.width),
-        tail=padded([row.tail.reshape(-1) for row in placed], sizes.lines * sizes.width).reshape(
-            capacity, sizes.lines, sizes.width
+        parent=padded([row.parent for row in placed], in_lines),
+        tail=padded([row.tail.reshape(-1) for row in placed], in_lines).reshape(
+            *frame, sizes.lines, sizes.width
         ),
         head=padded(heads, slots),
         slot=slot,
@@ -288,7 +303,7 @@ def _stack(
         advantages=advantages,
         response_mask=mask,
         weight=weight,
-        rows=np.array(len(rows), np.int32),
+        rows=np.array(-(-len(rows) // frame[1]), np.int32),
     )
     return arrays, owner
 
@@ -302,11 +317,12 @@ def carry_scores(source: Packed, target: Packed) -> Packed:
     Args:
         source: pack of the whole batch, scored. target: pack of some of the same groups.
     """
-    at = {tuple(source.owner[m, b]): (m, b) for m, b in np.argwhere(source.owner[..., 0] >= 0)}
+    lines = map(tuple, np.argwhere(source.owner[..., 0] >= 0))
+    at = {tuple(source.owner[line]): line for line in lines}
     old, ref = np.asarray(source.rows.logp_old), np.asarray(source.rows.logp_ref)
     new_old, new_ref = np.zeros_like(target.rows.logp_old), np.zeros_like(target.rows.logp_ref)
-    for m, b in np.argwhere(target.owner[..., 0] >= 0):
-        place = at[tuple(target.owner[m, b])]
-        new_old[m, b], new_ref[m, b] = old[place], ref[place]
+    for line in map(tuple, np.argwhere(target.owner[..., 0] >= 0)):
+        place = at[tuple(target.owner[line])]
+        new_old[line], new_ref[line] = old[place], ref[place]
     rows = target.rows._replace(logp_old=new_old, logp_ref=new_ref)
     return Packed(rows, target.owner, target.stats)

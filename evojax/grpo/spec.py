@@ -27,7 +27,6 @@ class UpdateSpec:
             sampled; otherwise against the sampler's.
         reuse_logp: those are the current ones, for there is only one optimizer step a batch:
             ``logp_old = stop_gradient(logp_cur)``, without a forward pass of its own.
-        remat: recompute layers in the backward pass: less memory, more time.
     """
 
     objective: str
@@ -39,7 +38,6 @@ class UpdateSpec:
     reuse_logp: bool
     optimizer: str
     schedule: str
-    remat: bool = False
 
     @property
     def needs_dead(self) -> bool:
@@ -63,7 +61,7 @@ def _has_dual(algorithm: AlgorithmConf) -> bool:
     return set_here and not _reuses_logp(algorithm)
 
 
-def spec_of(algorithm: AlgorithmConf, remat: bool = False) -> UpdateSpec:
+def spec_of(algorithm: AlgorithmConf) -> UpdateSpec:
     """The static half of ``algorithm``.
 
     >>> spec = spec_of(AlgorithmConf())
@@ -83,7 +81,6 @@ def spec_of(algorithm: AlgorithmConf, remat: bool = False) -> UpdateSpec:
         reuse_logp=_reuses_logp(algorithm),
         optimizer=algorithm.optimizer,
         schedule=algorithm.schedule,
-        remat=remat,
     )
 
 

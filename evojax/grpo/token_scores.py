@@ -14,28 +14,39 @@ from jax import lax
 from evojax.policy.attention import with_backward
 from evojax.policy.decoder import ModelConfig, Params
 from evojax.policy.products import across, dot, row_sums
+from evojax.policy.sharding import matrix_for_use
 
-_KEEP = 512 * 1024 * 1024  # bytes of logits kept for the backward pass; above, computed again
-_CHUNK = 128 * 1024 * 1024  # bytes of logits computed at once where they are not kept
+_KEEP = 512 * 1024 * 1024  # bytes of a row's logits kept for the backward pass; above, made again
+_CHUNK = 128 * 1024 * 1024  # bytes of a row's logits computed at once where they are not kept
 
 Statistics = tuple[jax.Array, jax.Array]
+
+
+def pick(values: jax.Array, index: jax.Array) -> jax.Array:
+    """``values[a, index[a, ...]]``: entries of each of the A rows by itself.
+
+    >>> pick(jnp.array([[5, 6], [7, 8]]), jnp.array([[1, 1], [0, 1]])).tolist()
+    [[6, 6], [7, 8]]
+    """
+    return jax.vmap(lambda x, i: x[i])(values, index)
 
 
 def _measure(
     hidden: jax.Array, matrix: jax.Array, temperature: jax.Array, tied: bool
 ) -> tuple[Statistics, jax.Array]:
-    """Log-normaliser and entropy of every row, and the logits."""
-    logits = dot(hidden, matrix, 1, int(tied)) / temperature
+    """Log-normaliser and entropy of every vector of ``[A, S, D]``, and the logits ``[A*S, V]``."""
+    shape = hidden.shape[:-1]
+    logits = dot(hidden.reshape(-1, hidden.shape[-1]), matrix, 1, int(tied)) / temperature
     top = jnp.max(logits, axis=-1, keepdims=True)
     weights = jnp.exp(logits - top)
     total = row_sums(weights)
     mean = row_sums(weights * logits) / total
     norm = top[:, 0] + jnp.log(total)
-    return (norm, norm - mean), logits
+    return (norm.reshape(shape), (norm - mean).reshape(shape)), logits
 
 
 def _chunks(rows: int, vocabulary: int) -> tuple[int, int]:
-    """How many chunks, and rows in each; one chunk where all logits may be kept."""
+    """How many chunks, and vectors of a row in each; one where all logits may be kept."""
     if rows * vocabulary * 4 <= _KEEP:
         return 1, rows
     count = -(-rows * vocabulary * 4 // _CHUNK)
@@ -43,9 +54,16 @@ def _chunks(rows: int, vocabulary: int) -> tuple[int, int]:
 
 
 def _cut(values: jax.Array, count: int, width: int) -> jax.Array:
-    """``[S, ...] -> [count, width, ...]``, zeros at the end."""
-    spare = [(0, count * width - values.shape[0])] + [(0, 0)] * (values.ndim - 1)
-    return jnp.pad(values, spare).reshape(count, width, *values.shape[1:])
+    """``[A, S, ...] -> [count, A, width, ...]``, zeros at the end of every row."""
+    spare = [(0, 0), (0, count * width - values.shape[1])] + [(0, 0)] * (values.ndim - 2)
+    padded = jnp.pad(values, spare)
+    return jnp.moveaxis(padded.reshape(-1, count, width, *values.shape[2:]), 1, 0)
+
+
+def _joined(values: jax.Array, rows: int) -> jax.Array:
+    """What was cut: ``[count, A, width, ...] -> [A, rows, ...]``."""
+    whole = jnp.moveaxis(values, 0, 1)
+    return whole.reshape(whole.shape[0], -1, *values.shape[3:])[:, :rows]
 
 
 def softmax_statistics(
@@ -61,13 +79,13 @@ def softmax_statistics(
     ``z = hidden . matrix / temperature``.
 
     Args:
-        hidden: float32 ``[S, D]``. matrix: ``[V, D]`` when ``tied``, else ``[D, V]``.
+        hidden: float32 ``[A, S, D]``. matrix: ``[V, D]`` when ``tied``, else ``[D, V]``.
         temperature: scalar, not differentiated.
         entropy_grad: the entropy takes part in the backward pass.
         dtype: of the products' operands; logits and results are float32.
 
     Returns:
-        Two float32 ``[S]``, nats.
+        Two float32 ``[A, S]``, nats.
     """
     return _rule(hidden, matrix, temperature, tied, entropy_grad, dtype)
 
@@ -80,7 +98,7 @@ def _forward(
     entropy_grad: bool,
     dtype: str,
 ) -> tuple[Statistics, tuple[jax.Array | None, ...]]:
-    rows, vocabulary = hidden.shape[0], matrix.shape[1 - int(tied)]
+    rows, vocabulary = hidden.shape[1], matrix.shape[1 - int(tied)]
     count, width = _chunks(rows, vocabulary)
     logits = None
     hidden, rounded = hidden.astype(dtype), matrix.astype(dtype)
@@ -90,7 +108,7 @@ def _forward(
         measured = lax.map(
             lambda part: _measure(part, rounded, temperature, tied)[0], _cut(hidden, count, width)
         )
-        norm, entropy = (value.reshape(-1)[:rows] for value in measured)
+        norm, entropy = (_joined(value, rows) for value in measured)
     return (norm, entropy), (hidden, matrix, temperature, norm, entropy, logits)
 
 
@@ -98,20 +116,22 @@ def _backward(
     tied: bool, entropy_grad: bool, dtype: str, kept: tuple[jax.Array, ...], given: Statistics
 ) -> tuple[jax.Array, jax.Array, None]:
     hidden, matrix, temperature, norm, entropy, logits = kept
-    rows, vocabulary = hidden.shape[0], matrix.shape[1 - int(tied)]
+    rows, vocabulary = hidden.shape[1], matrix.shape[1 - int(tied)]
     rounded = matrix.astype(dtype)
 
     def one(part: tuple[jax.Array, ...], z: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        vectors, log_norm, spread, to_norm, to_entropy = part
+        shape = part[0].shape
+        vectors = part[0].reshape(-1, shape[-1])
+        log_norm, spread, to_norm, to_entropy = (x.reshape(-1, 1) for x in part[1:])
         if z is None:
             z = dot(vectors, rounded, 1, int(tied)) / temperature
-        log_p = z - log_norm[:, None]
-        factor = to_norm[:, None]
+        log_p = z - log_norm
+        factor = to_norm
         if entropy_grad:
-            factor = factor - to_entropy[:, None] * (log_p + spread[:, None])
+            factor = factor - to_entropy * (log_p + spread)
         g = (jnp.exp(log_p) * (factor / temperature)).astype(dtype)
         to_matrix = across(g, vectors) if tied else across(vectors, g)
-        return dot(g, rounded, 1, 1 - int(tied)), to_matrix
+        return dot(g, rounded, 1, 1 - int(tied)).reshape(shape), to_matrix
 
     parts = (hidden, norm, entropy, *given)
     if logits is not None:
@@ -124,7 +144,7 @@ def _backward(
 
     cut = tuple(_cut(value, count, width) for value in parts)
     to_matrix, to_hidden = lax.scan(step, jnp.zeros_like(matrix), cut)
-    return to_hidden.reshape(-1, hidden.shape[1])[:rows], to_matrix, None
+    return _joined(to_hidden, rows), to_matrix, None
 
 
 _rule = with_backward(_forward, _backward, static=(3, 4, 5))
@@ -139,21 +159,21 @@ def token_scores(
     temperature: jax.Array,
     entropy_grad: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probability of each target and entropy of its distribution, nats, ``[B, T]``.
+    """Log-probability of each target and entropy of its distribution, nats, ``[A, B, T]``.
 
     Args:
-        hidden: float32 ``[S, D]``, after the final norm. slot: int32 ``[B, T]``, row of ``hidden``
-            that predicts the token. target: int32 ``[B, T]``, the token.
+        hidden: float32 ``[A, S, D]``, after the final norm. slot: int32 ``[A, B, T]``, which of a
+            row's S vectors predicts the token. target: int32 ``[A, B, T]``, the token.
         temperature: logits are divided by it.
         entropy_grad: the entropy is differentiated too; otherwise it costs no backward pass.
     """
     tied = cfg.tie_embeddings
-    matrix = params["embed"] if tied else params["head"]
+    matrix = matrix_for_use(params, "embed" if tied else "head")
     dtype = cfg.compute_dtype
     norm, entropy = softmax_statistics(hidden, matrix, temperature, tied, entropy_grad, dtype)
     if not entropy_grad:
         entropy = lax.stop_gradient(entropy)
     columns = matrix[target] if tied else jnp.moveaxis(matrix[:, target], 0, -1)
-    one, two = (x.astype(dtype).astype(jnp.float32) for x in (hidden[slot], columns))
+    one, two = (x.astype(dtype).astype(jnp.float32) for x in (pick(hidden, slot), columns))
     picked = jnp.sum(one * two, axis=-1) / temperature
-    return picked - norm[slot], entropy[slot]
+    return picked - pick(norm, slot), pick(entropy, slot)

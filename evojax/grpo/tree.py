@@ -61,3 +61,18 @@ def prefix_tree(sequences: Sequence[list[int]]) -> PrefixTree:
     return PrefixTree(
         np.array(tokens, np.int32), np.array(positions, np.int32), np.array(ends, np.int32), paths
     )
+
+
+def chains(sequences: Sequence[list[int]]) -> PrefixTree:
+    """The forest in which no two sequences share a node.
+
+    >>> forest = chains([[5, 6], [5]])
+    >>> forest.tokens.tolist(), forest.positions.tolist(), forest.subtree_end.tolist()
+    ([5, 6, 5], [0, 1, 0], [2, 2, 3])
+    """
+    lengths = [len(sequence) for sequence in sequences]
+    ends = np.cumsum(lengths)
+    paths = [np.arange(end - n, end, dtype=np.int32) for end, n in zip(ends, lengths, strict=True)]
+    tokens = np.array([token for sequence in sequences for token in sequence], np.int32)
+    positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
+    return PrefixTree(tokens, positions, np.repeat(ends, lengths).astype(np.int32), paths)

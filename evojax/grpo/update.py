@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from evojax.config import AlgorithmConf
 from evojax.grpo.correction import effective_share
@@ -17,6 +19,7 @@ from evojax.grpo.logprobs import score
 from evojax.grpo.optimizer import Hyper, learning_rate, optimizer
 from evojax.grpo.pack import Packed, PackedRows
 from evojax.grpo.spec import UpdateSpec, hyper_of, spec_of
+from evojax.policy import sharding
 from evojax.policy.decoder import ModelConfig, Params, param_shapes
 
 State = dict[str, Any]
@@ -32,7 +35,8 @@ def update(
     """One optimizer step; a gradient that is not finite leaves weights and optimizer untouched.
 
     Args:
-        state: from ``Updater.init``; donated, its buffers hold the result.
+        state: from ``Updater.init``; donated, its buffers hold the result, laid out alike on the
+            devices of a mesh.
         hyper: float32 scalars, traced, so that arms with other values share the compilation.
     """
     params = state["params"]
@@ -56,7 +60,8 @@ def update(
         "nonfinite_consecutive": (state["nonfinite_consecutive"] + 1) * bad,
         "no_signal": state["no_signal"],
     }
-    return new_state, sums | {"grad_norm": norm, "lr": rate, "skipped": bad}
+    found = sums | {"grad_norm": norm, "lr": rate, "skipped": bad}
+    return sharding.laid_out(new_state), sharding.replicated(found)
 
 
 class Updater:
@@ -66,16 +71,51 @@ class Updater:
         cfg: shape of the policy.
         algorithm: objective and optimizer settings.
         temperature: the sampling temperature of the rollouts.
-        remat: recompute layers in the backward pass: less memory, more time.
+        mesh: devices that state and batches are spread over; None: the default device.
+
+    Raises:
+        InputError: weights that the mesh cannot cut evenly.
     """
 
     def __init__(
-        self, cfg: ModelConfig, algorithm: AlgorithmConf, temperature: float, *, remat: bool = False
+        self,
+        cfg: ModelConfig,
+        algorithm: AlgorithmConf,
+        temperature: float,
+        *,
+        mesh: Mesh | None = None,
     ):
         self.cfg = cfg
-        self.spec = spec_of(algorithm, remat)
+        self.spec = spec_of(algorithm)
         self.hyper = hyper_of(algorithm, temperature)
+        self.mesh = mesh if mesh is not None and mesh.size > 1 else None
+        self._where = self._shardings()
         self._reference: Params | None = None
+
+    @property
+    def shards(self) -> int:
+        """Rows that a micro-batch must have, see ``pack``."""
+        return sharding.batch_shards(self.mesh)
+
+    def _shardings(self) -> State | None:
+        """Where each array of the state lies on the mesh."""
+        if self.mesh is None:
+            return None
+        return sharding.shardings(self._shapes(), self.mesh, sharding.head_units(self.cfg))
+
+    def _shapes(self) -> State:
+        return jax.eval_shape(
+            lambda p: _new_state(p, self.spec, self.hyper), param_shapes(self.cfg)
+        )
+
+    def _on_mesh(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
+
+    def _spread(self, packed: Packed) -> PackedRows:
+        """The batch's arrays on the mesh."""
+        if self.mesh is None:
+            return packed.rows
+        return sharding.place(packed.rows, sharding.row_shardings(packed.rows, self.mesh))
 
     def init(self, params: Params) -> State:
         """Fresh state around a *copy* of ``params`` (the state is donated, the caller's is not).
@@ -84,14 +124,17 @@ class Updater:
         (skipped for a gradient that was not finite) and no_signal (batches without any live
         group).
         """
-        copy = jax.tree.map(lambda p: jnp.array(p, copy=True), params)
-        return _new_state(copy, self.spec, self.hyper)
+        if self._where is None:
+            copy = jax.tree.map(lambda p: jnp.array(p, copy=True), params)
+            return _new_state(copy, self.spec, self.hyper)
+        copy = sharding.place(params, self._where["params"])
+        begin = jax.jit(lambda p: _new_state(p, self.spec, self.hyper), out_shardings=self._where)
+        return begin(copy)
 
     def abstract_state(self) -> State:
-        """Shapes and types of the state; nothing is allocated."""
-        return jax.eval_shape(
-            lambda p: _new_state(p, self.spec, self.hyper), param_shapes(self.cfg)
-        )
+        """Shapes, types and places of the state; nothing is allocated."""
+        shapes = self._shapes()
+        return shapes if self._where is None else sharding.placed(shapes, self._where)
 
     def lower(self, state: State, packed: Packed) -> Any:
         """The update's lowered program (``jax.stages.Lowered``); nothing runs.
@@ -99,11 +142,16 @@ class Updater:
         Args:
             state: real or abstract. packed: a batch of the shapes to lower for.
         """
-        return update.lower(state, self.cfg, self.spec, self.hyper, packed.rows)
+        rows = packed.rows
+        if self.mesh is not None:
+            rows = sharding.placed(rows, sharding.row_shardings(rows, self.mesh))
+        with self._on_mesh():
+            return update.lower(state, self.cfg, self.spec, self.hyper, rows)
 
     def reference(self, params: Params) -> None:
         """Keep ``params`` as the KL reference: by reference, and never donated."""
-        self._reference = params
+        where = self._where
+        self._reference = params if where is None else sharding.place(params, where["params"])
 
     def score_reference(self, packed: Packed) -> Packed:
         """``packed`` with ``logp_ref`` under the reference.
@@ -113,13 +161,22 @@ class Updater:
         """
         if self._reference is None:
             raise RuntimeError("reference comes before score_reference")
-        scores = score(self._reference, self.cfg, packed.rows, self.hyper["temperature"])
-        return _replaced(packed, logp_ref=np.asarray(scores))
+        return _replaced(packed, logp_ref=self._scored(self._reference, packed))
 
     def score_old(self, state: State, packed: Packed) -> Packed:
         """``packed`` with ``logp_old`` under the state's weights, which must have sampled it."""
-        scores = score(state["params"], self.cfg, packed.rows, self.hyper["temperature"])
-        return _replaced(packed, logp_old=np.asarray(scores))
+        return _replaced(packed, logp_old=self._scored(state["params"], packed))
+
+    def _scored(self, params: Params, packed: Packed) -> np.ndarray:
+        with self._on_mesh():
+            rows = self._spread(packed)
+            return np.asarray(score(params, self.cfg, rows, self.hyper["temperature"]))
+
+    def weights(self, state: State) -> Params:
+        """The state's weights whole on this process's first device, as engines and files want
+        them; all processes of a mesh call it together."""
+        params = state["params"]
+        return params if self.mesh is None else sharding.local(params)
 
     def step(self, state: State, packed: Packed | None) -> tuple[State, dict[str, float]]:
         """Take one optimizer step; call again with the same batch for a further epoch.
@@ -143,7 +200,8 @@ class Updater:
         if packed is None:
             state = state | {"no_signal": state["no_signal"] + 1}
             return state, self._no_signal(state)
-        state, sums = update(state, self.cfg, self.spec, self.hyper, packed.rows)
+        with self._on_mesh():
+            state, sums = update(state, self.cfg, self.spec, self.hyper, self._spread(packed))
         values = {name: float(value) for name, value in jax.device_get(sums).items()}
         return state, _metrics(values, int(state["nonfinite_consecutive"]))
 

@@ -43,7 +43,7 @@ def test_every_node_sees_its_ancestors_and_nothing_else(sequences, dense):
     lines = max((line for line, _ in first_fit([len(t) for t in parts.tails], width)), default=-1)
     sizes = Sizes(len(parts.shared) + 2, lines + 2, width)
     placed = lay_out(tree, parts, sizes)
-    among_shared = np.asarray(tree_mask(jnp.asarray(placed.shared_end)))
+    among_shared = np.asarray(tree_mask(jnp.asarray(placed.shared_end)[None]))[0]
     among_tail = np.asarray(tail_mask(jnp.asarray(placed.tail)))
     count, total = sizes.shared, sizes.shared + sizes.lines * width
 

@@ -25,7 +25,7 @@ sequences_strategy = st.lists(
 @given(sequences_strategy)
 def test_every_sequence_reads_back_from_its_path_and_sees_only_itself(sequences):
     tree = prefix_tree(sequences)
-    mask = np.asarray(tree_mask(jnp.asarray(tree.subtree_end)))
+    mask = np.asarray(tree_mask(jnp.asarray(tree.subtree_end)[None]))[0]
     prefixes = {tuple(s[: n + 1]) for s in sequences for n in range(len(s))}
     assert len(tree.tokens) == len(prefixes), "equal prefixes are stored once"
     for sequence, path in zip(sequences, tree.paths, strict=True):
@@ -52,16 +52,16 @@ def test_small_batch_by_hand():
     assert packed is not None
     rows = packed.rows
     # 7 -> 8 -> 1 -> 2 and 7 -> 9 -> 6; the last token of a sample is only a target
-    assert rows.tokens[0, :6].tolist() == [7, 8, 1, 2, 9, 6]
-    assert rows.positions[0, :6].tolist() == [0, 1, 2, 3, 1, 2]
-    assert rows.shared_end[0, :7].tolist() == [6, 4, 4, 4, 6, 6, 0]
+    assert rows.tokens[0, 0, :6].tolist() == [7, 8, 1, 2, 9, 6]
+    assert rows.positions[0, 0, :6].tolist() == [0, 1, 2, 3, 1, 2]
+    assert rows.shared_end[0, 0, :7].tolist() == [6, 4, 4, 4, 6, 6, 0]
     assert rows.tail.size == rows.parent.size == 0  # a small row is kept whole
-    assert rows.head[0, :5].tolist() == [1, 2, 3, 4, 5]
-    assert packed.owner[0].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
-    assert rows.target.shape == (1, 4, 8) and rows.rows == 1
-    assert rows.target[0, :, :3].tolist() == [[1, 2, 3], [1, 4, 0], [5, 0, 0], [6, 6, 0]]
-    assert rows.slot[0, :, :3].tolist() == [[0, 1, 2], [0, 1, 0], [3, 0, 0], [3, 4, 0]]
-    assert rows.response_mask.sum(-1).tolist() == [[3, 2, 1, 2]]
+    assert rows.head[0, 0, :5].tolist() == [1, 2, 3, 4, 5]
+    assert packed.owner[0, 0].tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert rows.target.shape == (1, 1, 4, 8) and rows.rows == 1
+    assert rows.target[0, 0, :, :3].tolist() == [[1, 2, 3], [1, 4, 0], [5, 0, 0], [6, 6, 0]]
+    assert rows.slot[0, 0, :, :3].tolist() == [[0, 1, 2], [0, 1, 0], [3, 0, 0], [3, 4, 0]]
+    assert rows.response_mask.sum(-1).tolist() == [[[3, 2, 1, 2]]]
     np.testing.assert_allclose(rows.weight[rows.response_mask], 1 / 8)
     assert (rows.weight[~rows.response_mask] == 0).all()
     assert (rows.logp_old == rows.logp_rollout).all() and (rows.logp_ref == 0).all()
@@ -103,7 +103,7 @@ def test_dead_groups_are_not_packed_but_stay_in_the_denominators(aggregation):
 
     def by_owner(found):
         places = np.argwhere(found.owner[..., 0] >= 0)
-        return {tuple(found.owner[m, b]): found.rows.weight[m, b, 0] for m, b in places}
+        return {tuple(found.owner[*at]): found.rows.weight[*at, 0] for at in places}
 
     left, right = by_owner(packed), by_owner(everything)
     assert left == {owner: right[owner] for owner in left}
@@ -178,8 +178,8 @@ def test_case_G09_the_mask_comes_from_lengths_and_not_from_token_ids():
     cut = Completion(np.array([5, 6, 7, 8, 9]), np.zeros(5), np.zeros(5), "length", "v0")
     packed = packed_of([np.array([1, 2])], [[done, cut]], [[1, 0]], 1)
     assert packed is not None
-    assert packed.rows.response_mask[0, :, :5].astype(int).tolist() == [[1, 1, 1, 0, 0], [1] * 5]
-    assert packed.rows.target[0, :, :5].tolist() == [[5, 6, 2, 0, 0], [5, 6, 7, 8, 9]]
+    assert packed.rows.response_mask[0, 0, :, :5].astype(int).tolist() == [[1, 1, 1, 0, 0], [1] * 5]
+    assert packed.rows.target[0, 0, :, :5].tolist() == [[5, 6, 2, 0, 0], [5, 6, 7, 8, 9]]
 
 
 @jax.jit
@@ -201,12 +201,12 @@ def test_case_G10_packed_scores_equal_the_sequence_alone(temperature):
     assert packed is not None
     scores = np.asarray(score(params, TINY, packed.rows, temperature))
     seen = 0
-    for m, b in np.argwhere(packed.owner[..., 0] >= 0):
-        g, s = packed.owner[m, b]
+    for at in np.argwhere(packed.owner[..., 0] >= 0):
+        g, s = packed.owner[*at]
         ids = np.concatenate([prompts[g], completions[g][s].token_ids])
         alone = causal_logprobs(params, ids, temperature)[len(prompts[g]) - 1 :]
-        np.testing.assert_allclose(scores[m, b, : len(alone)], alone, rtol=1e-5, atol=1e-5)
-        assert (scores[m, b, len(alone) :] == 0).all()
+        np.testing.assert_allclose(scores[*at, : len(alone)], alone, rtol=1e-5, atol=1e-5)
+        assert (scores[*at, len(alone) :] == 0).all()
         seen += len(alone)
     assert seen == packed.rows.response_mask.sum() > 10
 
@@ -219,6 +219,67 @@ def test_all_live_members_are_packed_once_whatever_the_rows(seed, per_row):
     assert packed is not None
     owners = [tuple(o) for o in packed.owner.reshape(-1, 2).tolist() if o[0] >= 0]
     assert sorted(owners) == [(g, s) for g in (0, 2, 3) for s in range(3)]
-    for m, b in np.argwhere(packed.owner[..., 0] >= 0):
-        g, s = packed.owner[m, b]
-        assert packed.rows.response_mask[m, b].sum() == len(completions[g][s].token_ids)
+    for at in np.argwhere(packed.owner[..., 0] >= 0):
+        g, s = packed.owner[*at]
+        assert packed.rows.response_mask[*at].sum() == len(completions[g][s].token_ids)
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_rows_side_by_side_hold_the_same_sequences(shards):
+    prompts, completions, rewards = random_batch(0, groups=6)
+    alone = packed_of(prompts, completions, rewards, 2)
+    packed = packed_of(prompts, completions, rewards, 2, shards=shards)
+    assert alone is not None and packed is not None
+    assert packed.rows.tokens.shape[:2] == (packed.rows.rows, shards)
+    filled = (packed.owner[..., 0] >= 0).any(-1)[: packed.rows.rows]
+    assert filled.sum() == 4, "five live groups, spread over all shards"
+
+    def by_owner(found):
+        places = np.argwhere(found.owner[..., 0] >= 0)
+        return {
+            tuple(found.owner[*at]): (found.rows.target[*at].tolist(), found.rows.weight[*at].sum())
+            for at in places
+        }
+
+    assert by_owner(alone) == by_owner(packed)
+    params = sharp_params()
+    scores = [np.asarray(score(params, TINY, p.rows, 0.7)) for p in (alone, packed)]
+    for found, values in zip((alone, packed), scores, strict=True):
+        assert values.shape == found.rows.slot.shape
+    left, right = (
+        {tuple(p.owner[*at]): s[*at] for at in np.argwhere(p.owner[..., 0] >= 0)}
+        for p, s in zip((alone, packed), scores, strict=True)
+    )
+    for owner, values in left.items():
+        np.testing.assert_allclose(values, right[owner], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_without_sharing_every_sequence_is_a_tail_of_its_own(shards):
+    prompts, completions, rewards = random_batch(3, groups=5)
+    shared = packed_of(prompts, completions, rewards, 3)
+    packed = packed_of(prompts, completions, rewards, 3, shards=shards, share=False)
+    assert shared is not None and packed is not None
+    rows = packed.rows
+    assert rows.shared_end.shape[-1] == 0 and (rows.parent == -1)[: rows.rows].any()
+    assert packed.stats["tokens_packed"] == packed.stats["tokens_sequences"]
+    for m, a in np.ndindex(int(rows.rows), shards):
+        numbers = rows.tail[m, a]
+        owners = packed.owner[m, a][packed.owner[m, a, :, 0] >= 0]
+        assert set(numbers.ravel().tolist()) - {0} == set(range(1, len(owners) + 1))
+        for number, (g, s) in enumerate(owners, start=1):
+            places = np.flatnonzero(numbers.ravel() == number)
+            text = [*prompts[g], *completions[g][s].token_ids[:-1]]
+            assert rows.tokens[m, a, places].tolist() == text
+            assert (np.diff(places) == 1).all() and len(
+                {p // numbers.shape[1] for p in places}
+            ) == 1
+    params = sharp_params()
+    scores = [np.asarray(score(params, TINY, p.rows, 0.7)) for p in (shared, packed)]
+    left, right = (
+        {tuple(p.owner[*at]): s[*at] for at in np.argwhere(p.owner[..., 0] >= 0)}
+        for p, s in zip((shared, packed), scores, strict=True)
+    )
+    assert left.keys() == right.keys()
+    for owner, values in left.items():
+        np.testing.assert_allclose(values, right[owner], rtol=1e-5, atol=1e-5)

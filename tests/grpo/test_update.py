@@ -24,9 +24,9 @@ TEMPERATURE = 0.8
 gradient_of = jax.jit(batch_gradient, static_argnames=("cfg", "spec"))
 
 
-def updater(remat=False, **changes):
+def updater(remat="none", **changes):
     conf = dataclasses.replace(AlgorithmConf(lr=1e-2), **changes)
-    return Updater(TINY, conf, TEMPERATURE, remat=remat)
+    return Updater(dataclasses.replace(TINY, remat=remat), conf, TEMPERATURE)
 
 
 def batch(seed=5, per_row=2, **options):
@@ -36,7 +36,7 @@ def batch(seed=5, per_row=2, **options):
 
 
 def gradient(params, trainer, packed):
-    return gradient_of(params, TINY, trainer.spec, trainer.hyper, packed.rows)
+    return gradient_of(params, trainer.cfg, trainer.spec, trainer.hyper, packed.rows)
 
 
 def assert_same(left, right, rtol=1e-5):
@@ -89,7 +89,7 @@ def test_chunked_head_and_remat_give_the_same_gradient(monkeypatch):
     plain, sums = gradient(params, updater(entropy_coef=0.1), packed)
     monkeypatch.setattr(token_scores, "_KEEP", 0)
     monkeypatch.setattr(token_scores, "_CHUNK", 5 * 11 * 4)  # rows that do not divide the slots
-    other = updater(remat=True, entropy_coef=0.1)
+    other = updater(remat="full", entropy_coef=0.1)
     again, other_sums = gradient(params, other, packed)
     assert_same(plain, again)
     assert_same(sums, other_sums)

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -54,16 +49,16 @@ def algorithms(draw):
 def widened(packed, nodes=5, lines=2, tokens=3, rows=1):
     """The same batch with more padding on every axis."""
     extra = {
-        "tokens": (rows, nodes), "positions": (rows, nodes), "shared_end": (rows, nodes),
-        "parent": (rows, 0), "tail": (rows, 0, 0),
-        "head": (rows, nodes), "rows": (),
+        "tokens": (rows, 0, nodes), "positions": (rows, 0, nodes), "shared_end": (rows, 0, nodes),
+        "parent": (rows, 0, 0), "tail": (rows, 0, 0, 0),
+        "head": (rows, 0, nodes),
     }  # fmt: skip
     arrays = {
-        name: np.pad(value, [(0, more) for more in extra.get(name, (rows, lines, tokens))])
+        name: np.pad(value, [(0, more) for more in extra.get(name, (rows, 0, lines, tokens))])
         for name, value in packed.rows._asdict().items()
         if name != "rows"
     }
-    owner = np.pad(packed.owner, [(0, rows), (0, lines), (0, 0)], constant_values=-1)
+    owner = np.pad(packed.owner, [(0, rows), (0, 0), (0, lines), (0, 0)], constant_values=-1)
     new = type(packed.rows)(**arrays, rows=packed.rows.rows)
     return type(packed)(new, owner, packed.stats)
 
@@ -158,64 +153,6 @@ def test_gradient_accumulates_over_minibatches_only_with_their_own_denominators(
         gradient, _ = gradient_of(weights(), TINY, trainer.spec, trainer.hyper, part.rows)
         parts.append(jax.tree.map(lambda g, share=share: g * share, gradient))
     assert_same(jax.tree.map(lambda a, b: a + b, *parts), expected, 1e-5)
-
-
-SHARDED = """
-import json
-import jax
-import numpy as np
-from jax.sharding import PartitionSpec as P
-from test_update_properties import CUTS, TINY, Batch, TEMPERATURE, scored_pack, weights, widened
-from evojax.grpo.gradient import MAXIMA, batch_gradient
-from evojax.grpo.update import Updater
-
-mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-out = []
-for conf in CUTS[1:]:
-    trainer = Updater(TINY, conf, TEMPERATURE)
-    packed = scored_pack(trainer, Batch(5), conf, 1)
-    packed = widened(packed, 0, 0, 0, 8 - packed.rows.tokens.shape[0])
-
-    def local(params, hyper, rows):
-        mine = rows.tokens.shape[0]
-        left = rows.rows - jax.lax.axis_index("data") * mine
-        rows = rows._replace(rows=jax.numpy.clip(left, 0, mine))
-        gradient, sums = batch_gradient(params, TINY, trainer.spec, hyper, rows)
-        most = {name: jax.lax.pmax(sums[name], "data") for name in MAXIMA}
-        return jax.lax.psum((gradient, sums), "data"), most
-
-    split = type(packed.rows)(*(P("data") if np.ndim(x) else P() for x in packed.rows))
-    many = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=(P(), P(), split), out_specs=P(),
-                                 check_vma=False))
-    (gradient, sums), most = many(weights(), trainer.hyper, packed.rows)
-    alone, expected = jax.jit(batch_gradient, static_argnames=("cfg", "spec"))(
-        weights(), TINY, trainer.spec, trainer.hyper, packed.rows)
-    largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(alone))
-    error = max(jax.tree.leaves(jax.tree.map(
-        lambda a, b: float(np.abs(a - b).max()), gradient, alone)))
-    sums = sums | most
-    out.append({
-        "devices": len(gradient["embed"].devices()), "rows": int(packed.rows.rows),
-        "gradient": error / largest,
-        "sums": max(abs(float(sums[n]) - float(expected[n])) for n in expected),
-    })
-print(json.dumps(out))
-"""
-
-
-def test_rows_over_eight_devices_give_the_gradient_of_one():
-    """The weights of tokens are global, so devices need nothing but a sum."""
-    env = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        "PYTHONPATH": str(Path(__file__).parent),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED], capture_output=True, text=True, env=env, timeout=250
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    for found in json.loads(done.stdout):
-        assert found["devices"] == 8 and found["rows"] > 2
-        assert found["gradient"] < 1e-5 and found["sums"] < 1e-3
 
 
 def test_the_oracle_sees_clipping_masking_and_both_kl_losses():
