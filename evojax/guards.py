@@ -79,7 +79,18 @@ def _by(
 GUARDS: tuple[Guard, ...] = (
     _by("mode", ("evaluate", "diagnose", "backtest"), "version"),
     _by("policy.source", ("path",), "policy.path"),
-    _by("policy.source", ("random",), "policy.arch"),
+    _by("policy.source", ("hub",), "policy.repo", "policy.revision"),
+    _by("policy.source", ("random", "hub"), "policy.arch"),
+    _by("policy.arch.family", ("qwen3_5",), "policy.arch.linear", "policy.arch.rotary_share"),
+    Guard(
+        tuple(
+            f"policy.arch.rope_scaling.{key}"
+            for key in ("low_freq_factor", "high_freq_factor", "original_max_position")
+        ),
+        "policy.arch.rope_scaling.factor",
+        lambda cfg: cfg.policy.arch.rope_scaling.factor != 1,
+        "set policy.arch.rope_scaling.factor=8",
+    ),
     Guard(
         ("domain.chat", "domain.grader_timeout_s"),
         "domain.path",

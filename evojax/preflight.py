@@ -15,14 +15,15 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from evojax import guards
-from evojax.config import MODES, ArchConf
+from evojax.config import MODES
 from evojax.errors import InputError, Problem
 from evojax.overrides import group_options
 from evojax.paths import nearest_existing
+from evojax.policy.conf import SOURCES, policy_problems, stated_params
+from evojax.policy.shape import DTYPES, REMAT
 
 MUTABLE = ("reward", "filter", "sampling", "data", "algorithm", "diagnostics")
 _READING_MODES = ("evaluate", "diagnose", "backtest", "report")
-_SMOLLM2_PARAMS = 134_515_008
 _FREE_DISK = 64 * 1024 * 1024  # bytes for evidence, report and logs
 
 
@@ -118,7 +119,6 @@ RANGES: dict[str, Range] = {
     "evolution.gate.min_delta": Range(),
     "evolution.gate.seed": _FROM_0,
 }
-_ARCH = tuple(ArchConf.__dataclass_fields__)
 
 
 def _get(cfg: DictConfig, key: str) -> Any:
@@ -126,13 +126,14 @@ def _get(cfg: DictConfig, key: str) -> Any:
 
 
 def _ranges(cfg: DictConfig) -> Iterable[Problem]:
-    limits = dict(RANGES)
-    if cfg.policy.source == "random":
-        limits |= {f"policy.arch.{name}": _POSITIVE for name in _ARCH}
-    for key, limit in limits.items():
+    for key, limit in RANGES.items():
         value = _get(cfg, key)
         if value is not None and value not in limit:
             yield Problem("out of range", key, value, f"give a number that is {limit}")
+
+
+def _policy(cfg: DictConfig) -> Iterable[Problem]:
+    yield from policy_problems(cfg.policy)
 
 
 def _name(key: str, value: str, valid: Iterable[str]) -> Iterable[Problem]:
@@ -151,8 +152,9 @@ def _names(cfg: DictConfig) -> Iterable[Problem]:
     from evojax.training.selection import SELECTORS
 
     yield from _name("mode", cfg.mode, MODES)
-    yield from _name("policy.source", cfg.policy.source, ("smollm2_135m", "path", "random"))
-    yield from _name("policy.compute_dtype", cfg.policy.compute_dtype, ("float32", "bfloat16"))
+    yield from _name("policy.source", cfg.policy.source, SOURCES)
+    yield from _name("policy.compute_dtype", cfg.policy.compute_dtype, DTYPES)
+    yield from _name("policy.remat", cfg.policy.remat, REMAT)
     yield from _name("rollout.engine", cfg.rollout.engine, ("embedded",))
     yield from _name("domain.name", cfg.domain.name, DOMAINS)
     yield from _name("data.selection", cfg.data.selection, SELECTORS)
@@ -208,12 +210,6 @@ def _combinations(cfg: DictConfig) -> Iterable[Problem]:
     if cfg.mode in _READING_MODES and cfg.resume is None:
         remedy = "name the run to read: resume=outputs/<experiment>/<run>"
         yield Problem(f"mode={cfg.mode} works on an existing run", "resume", None, remedy)
-    arch = cfg.policy.arch
-    if cfg.policy.source == "random" and min(arch.num_heads, arch.num_kv_heads) > 0:
-        if arch.num_heads % arch.num_kv_heads or arch.hidden_size % arch.num_heads:
-            what = "hidden_size must divide by num_heads, and num_heads by num_kv_heads"
-            sizes = [arch.hidden_size, arch.num_heads, arch.num_kv_heads]
-            yield Problem(what, "policy.arch", sizes, "e.g. 32, 4 and 2")
 
 
 def _recipe(cfg: DictConfig) -> Iterable[Problem]:
@@ -282,12 +278,8 @@ def disk_need(cfg: DictConfig) -> int:
     """
     if cfg.policy.source == "path":
         size = sum(f.stat().st_size for f in Path(cfg.policy.path).glob("*.safetensors"))
-    elif cfg.policy.source == "random":
-        arch = cfg.policy.arch
-        layer = 4 * arch.hidden_size**2 + 3 * arch.hidden_size * arch.intermediate_size
-        size = 4 * (arch.vocab_size * arch.hidden_size + arch.num_layers * layer)
     else:
-        size = 4 * _SMOLLM2_PARAMS
+        size = 4 * stated_params(cfg.policy)
     rounds = 0 if cfg.mode == "train" else cfg.evolution.rounds
     versions = 1 + rounds * (cfg.evolution.candidates + 1)
     there = Path(cfg.resume).glob("versions/*/policy/*.safetensors") if cfg.resume else ()
@@ -325,7 +317,7 @@ def recipe_problems(cfg: DictConfig) -> list[Problem]:
         cfg: nothing missing; of a run or of a candidate.
     """
     checks: tuple[Callable[[DictConfig], Iterable[Problem]], ...]
-    checks = (_names, _registered, _ranges, _combinations, _recipe, guards.problems)
+    checks = (_names, _registered, _ranges, _policy, _combinations, _recipe, guards.problems)
     return [problem for find in checks for problem in find(cfg)]
 
 

@@ -194,7 +194,8 @@ def test_a_full_disk_is_noticed_with_the_figures(tmp_path: Path, monkeypatch):
 
 
 def test_heads_must_divide(tmp_path: Path):
-    assert where(conf(tmp_path, policy__arch__num_heads=3)) == ["policy.arch"]
+    sizes = ["policy.arch.num_heads", "policy.arch.hidden_size"]
+    assert where(conf(tmp_path, policy__arch__num_heads=3)) == sizes
 
 
 def test_experiment_must_be_chosen():

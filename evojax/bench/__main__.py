@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m evojax.bench", description=__doc__)
     parser.add_argument("--shapes", nargs="+", choices=[*SHAPES], default=[*SHAPES])
     parser.add_argument("--quick", action="store_true", help="two steps and repeats of each")
-    sources = [source for source in SOURCES if source != "path"]
+    sources = [source for source in SOURCES if source not in ("path", "hub")]
     parser.add_argument("--policy", choices=sources, default=sources[0])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--steps", type=int, help="training steps that are timed, per shape")

@@ -37,6 +37,7 @@ _BENCHES: dict[str, tuple[str, ...]] = {
     "seed": ("run",),
     "policy.compute_dtype": ("run",),
     "policy.path": ("model from files",),
+    **{key: ("start",) for key in ("policy.repo", "policy.revision")},
     "policy.source": ("model from files",),
     "policy": ("random model", "run"),
     "rollout.max_batch": ("run",),

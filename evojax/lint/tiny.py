@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 ARCH = {
+    "head_dim": None,
     "vocab_size": 16,
     "hidden_size": 16,
     "intermediate_size": 32,
@@ -16,6 +17,7 @@ ARCH = {
     "num_kv_heads": 1,
     "max_position": 64,
 }
+LINEAR = {"interval": 2, "key_heads": 1, "value_heads": 2, "key_dim": 8, "value_dim": 8}
 TASKS = ["tiny_copy", "tiny_succ"]
 
 
@@ -36,9 +38,12 @@ def tiny(cfg: DictConfig) -> tuple[DictConfig, list[str]]:
     """
     prompts = max(6, cfg.algorithm.minibatches + 1)
     values: dict[str, Any] = {f"policy.arch.{key}": value for key, value in ARCH.items()}
+    values |= {f"policy.arch.linear.{key}": value for key, value in LINEAR.items()}
+    if cfg.policy.arch.family == "qwen3_5":
+        values["policy.arch.num_layers"] = LINEAR["interval"]
     values |= {
         "policy.source": "random",
-        "policy.path": None,
+        **{f"policy.{key}": None for key in ("path", "repo", "revision")},
         "domain.tasks": TASKS,
         "domain.path": None,
         "domain.chat": False,

@@ -1,14 +1,13 @@
-"""The decoder (Llama family) as pure functions on a nested dict of arrays.
+"""The decoder as pure functions on a nested dict of arrays.
 
 Weights of all layers are stacked on a leading axis ``[L, ...]``. The Flax NNX module owns the
-shapes and the initial values; every step of training and sampling uses the pure dictionary, which
-any JAX transformation, checkpoint and exporter can walk.
+initial values; every step of training and sampling uses the pure dictionary, which any JAX
+transformation, checkpoint and exporter can walk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,99 +15,31 @@ import jax.numpy as jnp
 from flax import nnx
 
 from evojax.policy.attention import attention, gated_mlp, project, rms_norm
+from evojax.policy.hybrid import Recur, delta_mix, over_rows, segments_of
 from evojax.policy.products import dot
+from evojax.policy.remat import kept, rematerialised
+from evojax.policy.shape import ModelConfig, RopeScaling, leaf_shapes
+from evojax.policy.sharding import for_use, matrix_for_use, side_by_side
 
 Params = dict[str, Any]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+Step = Callable[[jax.Array, Any], tuple[jax.Array, None]]
 
-DTYPES = ("float32", "bfloat16")
 _INIT_STD = 0.02
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Shape of a decoder; hashable, so that it can be a static argument of ``jax.jit``.
-
-    Args:
-        vocab_size: V. hidden_size: D. intermediate_size: F. num_layers: L.
-        num_heads: query heads H. num_kv_heads: key and value heads K; H is a multiple of K.
-        head_dim: d, even (rotary embedding turns pairs).
-        rope_theta: base of the rotary frequencies. rms_eps: epsilon of the norms.
-        max_position: longest sequence, tokens.
-        tie_embeddings: the output matrix is the embedding.
-        compute_dtype: float32 or bfloat16; every matrix, the embedding too, and what it is
-            multiplied with is rounded to it first. Stored weights, sums, norms, softmax and the
-            stream between the layers stay float32.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rope_theta: float
-    rms_eps: float
-    max_position: int
-    tie_embeddings: bool = True
-    compute_dtype: str = "float32"
-
-    def faults(self) -> list[str]:
-        """Everything that makes this shape impossible, one sentence each; empty when sound.
-
-        >>> ModelConfig(8, 8, 8, 1, 3, 2, 5, 1e4, 1e-5, 16).faults()
-        ['num_heads 3 is not a multiple of num_kv_heads 2', 'head_dim 5 is odd']
-        """
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads")
-        sizes += ("num_kv_heads", "head_dim", "max_position", "rope_theta", "rms_eps")
-        found = [f"{n} {getattr(self, n)} is not above 0" for n in sizes if getattr(self, n) <= 0]
-        if not found and self.num_heads % self.num_kv_heads:
-            found.append(
-                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
-            )
-        if self.head_dim % 2:
-            found.append(f"head_dim {self.head_dim} is odd")
-        if self.compute_dtype not in DTYPES:
-            found.append(f"compute_dtype {self.compute_dtype} is not one of {', '.join(DTYPES)}")
-        return found
+_DECAY = (0.01, 16.0)  # range of a delta-net head's initial decay rate
 
 
 class Decoder(nnx.Module):
-    """Owner of the weights: shapes, names and initial values.
-
-    Names and shapes: ``embed [V, D]``, ``final_norm [D]``, ``head [D, V]`` (untied only) and
-    ``layers``: ``attn_norm, mlp_norm [L, D]``, ``q [L, D, H*d]``, ``k, v [L, D, K*d]``,
-    ``o [L, H*d, D]``, ``gate, up [L, D, F]``, ``down [L, F, D]``.
-    """
+    """Owner of the weights: initial values, under the names and shapes of ``leaf_shapes``."""
 
     def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs):
-        depth, width, inner = cfg.num_layers, cfg.hidden_size, cfg.intermediate_size
-        heads, kv = cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
-        normal = nnx.initializers.normal(_INIT_STD)
-
-        def drawn(*shape: int) -> nnx.Param:
-            return nnx.Param(normal(rngs.params(), shape, jnp.float32))
-
-        def ones(*shape: int) -> nnx.Param:
-            return nnx.Param(jnp.ones(shape, jnp.float32))
-
         self.cfg = cfg
-        self.embed = drawn(cfg.vocab_size, width)
-        self.final_norm = ones(width)
-        if not cfg.tie_embeddings:
-            self.head = drawn(width, cfg.vocab_size)
-        self.layers = nnx.Dict(
-            attn_norm=ones(depth, width),
-            q=drawn(depth, width, heads),
-            k=drawn(depth, width, kv),
-            v=drawn(depth, width, kv),
-            o=drawn(depth, heads, width),
-            mlp_norm=ones(depth, width),
-            gate=drawn(depth, width, inner),
-            up=drawn(depth, width, inner),
-            down=drawn(depth, inner, width),
-        )
+        for name, shape in leaf_shapes(cfg).items():
+            if isinstance(shape, dict):
+                group = {inner: _initial(inner, of, rngs) for inner, of in shape.items()}
+                setattr(self, name, nnx.Dict(group))
+            else:
+                setattr(self, name, _initial(name, shape, rngs))
 
     def pure_params(self) -> Params:
         """The weights as a nested dict of arrays."""
@@ -120,29 +51,65 @@ class Decoder(nnx.Module):
         return lm_logits(params, self.cfg, hidden_states(params, self.cfg, tokens, positions, mask))
 
 
+def _initial(name: str, shape: tuple[int, ...], rngs: nnx.Rngs) -> nnx.Param:
+    """Norms at 1, biases at 0, decay rates spread evenly, everything else normal."""
+    if name.endswith("norm") or name == "dt_bias":
+        return nnx.Param(jnp.ones(shape, jnp.float32))
+    if name.endswith("bias"):
+        return nnx.Param(jnp.zeros(shape, jnp.float32))
+    if name == "a_log":
+        low, high = _DECAY
+        rate = jax.random.uniform(rngs.params(), shape, jnp.float32, low, high)
+        return nnx.Param(jnp.log(rate))
+    return nnx.Param(nnx.initializers.normal(_INIT_STD)(rngs.params(), shape, jnp.float32))
+
+
 def init_params(cfg: ModelConfig, seed: int) -> Params:
-    """Random float32 weights: normal with standard deviation 0.02, norms at 1."""
+    """Random float32 weights: matrices normal with standard deviation 0.02, see ``_initial``."""
     return Decoder(cfg, nnx.Rngs(params=seed)).pure_params()
 
 
 def param_shapes(cfg: ModelConfig) -> dict[str, Any]:
     """The tree of ``init_params`` as ``jax.ShapeDtypeStruct``; nothing is allocated."""
-    return jax.eval_shape(lambda: init_params(cfg, 0))
+    return jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
+        leaf_shapes(cfg),
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
 
 
 def rope_tables(cfg: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cosine and sine ``[B, T, 1, d/2]`` of ``position * theta^(-2i/d)``."""
-    exponent = jnp.arange(0, cfg.head_dim, 2, dtype=jnp.float32) / cfg.head_dim
-    frequency = (cfg.rope_theta**-exponent)[None, None, None]
-    angle = positions.astype(jnp.float32)[..., None, None] * frequency
+    """Cosine and sine ``[B, T, 1, r/2]`` of ``position * theta^(-2i/r)``, r dimensions turned.
+
+    With ``rope_scaling`` the frequencies of long waves are divided by its factor, see
+    ``_stretched``.
+    """
+    exponent = jnp.arange(0, cfg.rotary_dim, 2, dtype=jnp.float32) / cfg.rotary_dim
+    frequency = cfg.rope_theta**-exponent
+    if cfg.rope_scaling:
+        frequency = _stretched(frequency, cfg.rope_scaling)
+    angle = positions.astype(jnp.float32)[..., None, None] * frequency[None, None, None]
     return jnp.cos(angle), jnp.sin(angle)
 
 
+def _stretched(frequency: jax.Array, scaling: RopeScaling) -> jax.Array:
+    """Frequencies ``f * (s + (1 - s) / factor)``.
+
+    ``s = (n - low) / (high - low)``, cut to [0, 1], with n waves in the original context.
+    """
+    waves = scaling.original_max_position * frequency / (2 * jnp.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    stays = jnp.clip((waves - low) / (high - low), 0.0, 1.0)
+    return frequency * (stays + (1.0 - stays) / scaling.factor)
+
+
 def _rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotary embedding in the half-rotation order: pair i is (x[i], x[i + d/2])."""
+    """Rotary embedding in the half-rotation order: pair i is (x[i], x[i + r/2]), r turned."""
     cos, sin = rope
-    low, high = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
+    half = cos.shape[-1]
+    low, high, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    turned = [low * cos - high * sin, high * cos + low * sin]
+    return jnp.concatenate(turned + ([rest] if rest.shape[-1] else []), axis=-1)
 
 
 def block(
@@ -152,7 +119,7 @@ def block(
     rope: tuple[jax.Array, jax.Array],
     attend: Attend,
 ) -> tuple[jax.Array, Any]:
-    """One layer; ``attend`` decides what the queries see, so full and cached forms share it.
+    """One layer with attention; ``attend`` decides what the queries see, cached or not.
 
     Args:
         layer: this layer's weights (no leading L). x: ``[B, T, D]``.
@@ -161,18 +128,67 @@ def block(
     Returns:
         New ``x`` and what ``attend`` gave as extra (e.g. its keys and values).
     """
-    batch, length, _ = x.shape
-    dtype = cfg.compute_dtype
     h = rms_norm(x, layer["attn_norm"], cfg.rms_eps)
-    q, k, v = project(h, (layer["q"], layer["k"], layer["v"]), dtype)
-    q = q.reshape(batch, length, cfg.num_heads, cfg.head_dim)
-    k = k.reshape(batch, length, cfg.num_kv_heads, cfg.head_dim)
-    v = v.reshape(batch, length, cfg.num_kv_heads, cfg.head_dim)
-    mixed, extra = attend(_rotate(q, rope), _rotate(k, rope), v)
-    (mixed,) = project(mixed.reshape(batch, length, -1), (layer["o"],), dtype)
-    x = x + mixed
+    q, k, v, gate = _heads(layer, cfg, h)
+    mixed, extra = attend(kept(_rotate(q, rope)), kept(_rotate(k, rope)), kept(v))
+    mixed = kept(mixed.reshape(*x.shape[:2], -1))
+    if gate is not None:
+        mixed = mixed * jax.nn.sigmoid(gate)
+    (mixed,) = project(mixed, (layer["o"],), cfg.compute_dtype)
+    return feed_forward(layer, cfg, x + mixed), extra
+
+
+def _heads(
+    layer: Params, cfg: ModelConfig, h: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """Queries ``[B, T, H, d]``, keys and values ``[B, T, K, d]``, and the gate ``[B, T, H*d]``."""
+    names = ("q", "k", "v", "attn_gate") if cfg.attn_gate else ("q", "k", "v")
+    flat = dict(
+        zip(names, project(h, tuple(layer[n] for n in names), cfg.compute_dtype), strict=True)
+    )
+
+    def heads(name: str) -> jax.Array:
+        x = flat[name]
+        if cfg.qkv_bias:
+            x = x + layer[f"{name}_bias"][None, None]
+        x = x.reshape(*h.shape[:2], -1, cfg.head_dim)
+        if cfg.qk_norm and name != "v":
+            x = rms_norm(x, layer[f"{name}_norm"], cfg.rms_eps)
+        return x
+
+    return heads("q"), heads("k"), heads("v"), flat.get("attn_gate")
+
+
+def feed_forward(layer: Params, cfg: ModelConfig, x: jax.Array) -> jax.Array:
+    """The second half of every layer: ``x`` plus the gated MLP of its norm, ``[B, T, D]``."""
     h = rms_norm(x, layer["mlp_norm"], cfg.rms_eps)
-    return x + gated_mlp(h, layer["gate"], layer["up"], layer["down"], dtype), extra
+    return x + gated_mlp(h, layer["gate"], layer["up"], layer["down"], cfg.compute_dtype)
+
+
+def linear_block(
+    layer: Params, cfg: ModelConfig, x: jax.Array, recur: Recur
+) -> tuple[jax.Array, Any]:
+    """One layer of a hybrid without attention; ``recur`` decides what each token follows.
+
+    Args:
+        layer: this layer's weights. x: ``[B, T, D]``. recur: see ``hybrid.delta_mix``.
+
+    Returns:
+        New ``x`` and what ``recur`` gave as extra (e.g. the memory after the last token).
+    """
+    h = rms_norm(x, layer["attn_norm"], cfg.rms_eps)
+    mixed, extra = delta_mix(layer, cfg, h, recur)
+    return feed_forward(layer, cfg, x + mixed), extra
+
+
+def _after_linear(linear: Step, full: Step) -> Step:
+    """A step over some layers without attention and the one with attention that follows."""
+
+    def step(x: jax.Array, layers: tuple[Params, Params]) -> tuple[jax.Array, None]:
+        x, _ = jax.lax.scan(linear, x, layers[0])
+        return full(x, layers[1])
+
+    return step
 
 
 def run_layers(
@@ -181,10 +197,9 @@ def run_layers(
     tokens: jax.Array,
     positions: jax.Array,
     attend: Attend,
-    *,
-    remat: bool = False,
+    recur: Recur | None = None,
 ) -> jax.Array:
-    """Hidden states after the final norm, with attention as the caller lays it out.
+    """Hidden states after the final norm, with tokens meeting as the caller lays them out.
 
     Args:
         params: from ``init_params`` or a loader.
@@ -192,18 +207,32 @@ def run_layers(
         tokens: int32 ``[B, T]``.
         positions: int32 ``[B, T]``, position of each token within its own sequence.
         attend: see ``block``; what it gives besides is dropped.
-        remat: recompute each layer in the backward pass instead of keeping its activations.
+        recur: the same for the layers of a hybrid without attention, see ``linear_block``.
 
     Returns:
         float32 ``[B, T, D]``.
+
+    Raises:
+        ValueError: a hybrid, and no ``recur``.
     """
     rope = rope_tables(cfg, positions)
 
-    def step(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:
-        return block(layer, cfg, x, rope, attend)[0], None
+    def full(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:
+        return block(for_use(layer), cfg, x, rope, attend)[0], None
 
-    x = embed(params, cfg, tokens)
-    x, _ = jax.lax.scan(jax.checkpoint(step) if remat else step, x, params["layers"])
+    step, layers = rematerialised(full, cfg.remat), params["layers"]
+    if cfg.linear:
+        if recur is None:
+            raise ValueError("a hybrid needs recur, for its layers without attention")
+
+        def linear(x: jax.Array, layer: Params) -> tuple[jax.Array, None]:
+            return linear_block(for_use(layer), cfg, x, recur)[0], None
+
+        before = jax.tree.map(
+            lambda w: w.reshape(cfg.full_layers, -1, *w.shape[1:]), params["linear_layers"]
+        )
+        step, layers = _after_linear(rematerialised(linear, cfg.remat), step), (before, layers)
+    x, _ = jax.lax.scan(step, side_by_side(embed(params, cfg, tokens)), layers)
     return rms_norm(x, params["final_norm"], cfg.rms_eps)
 
 
@@ -213,28 +242,29 @@ def hidden_states(
     tokens: jax.Array,
     positions: jax.Array,
     mask: jax.Array,
-    *,
-    remat: bool = False,
 ) -> jax.Array:
     """``run_layers`` with attention under one mask.
 
     Args:
         mask: bool ``[B, T, T]``, True where query t may attend to key s; the result is finite
-            also where a row of it is empty.
+            also where a row of it is empty. That of a hybrid is causal and keeps whole sequences
+            apart, see ``hybrid.segments_of``.
     """
+    recur = over_rows(cfg, segments_of(mask)) if cfg.linear else None
     return run_layers(
         params,
         cfg,
         tokens,
         positions,
         lambda q, k, v: (attention(q, k, v, mask, cfg.compute_dtype), None),
-        remat=remat,
+        recur,
     )
 
 
 def embed(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:
     """Input vectors float32 ``[..., D]`` of token ids ``[...]``."""
-    return params["embed"][tokens].astype(cfg.compute_dtype).astype(jnp.float32)
+    matrix = matrix_for_use(params, "embed")
+    return matrix[tokens].astype(cfg.compute_dtype).astype(jnp.float32)
 
 
 def lm_logits(params: Params, cfg: ModelConfig, hidden: jax.Array) -> jax.Array:

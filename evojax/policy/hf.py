@@ -1,8 +1,12 @@
-"""Weights in and out: local Hugging Face directories of the Llama family (safetensors)."""
+"""Reading and writing Hugging Face model directories (safetensors); see ``families`` for names."""
 
 from __future__ import annotations
 
 import json
+import math
+import shutil
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +15,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from evojax.errors import InputError, Problem
-from evojax.policy.decoder import ModelConfig, Params
+from evojax.policy.decoder import Params
+from evojax.policy.families import Leaf, Tensor, family_of
+from evojax.policy.families.base import read_shape, written_config
+from evojax.policy.shape import ModelConfig, leaf_shapes
 from evojax.policy.tokenizer import Tokenizer, read_json
 
+SHARD_BYTES = 5_000_000_000
 _WHERE = "policy.path"
 _DTYPES = ("F32", "F16", "BF16")
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "mlp_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
-_SIZES = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "max_position": "max_position_embeddings",
-}
+_STORED = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SCRATCH = ".saving"
 
 
 def load_hf(path: str | Path) -> tuple[ModelConfig, Params]:
     """Read a local directory: config.json and one or several safetensors files.
 
-    Weights in bfloat16 and float16 become float32. Matrices are stored ``[out, in]`` in the file
-    and kept ``[in, out]`` here.
+    Weights in bfloat16 and float16 become float32. Tensors of other parts of the model (vision
+    tower, multi-token prediction) are left out; their number goes to standard error.
 
     Raises:
         InputError: every problem found (unsupported family or option, missing or misshapen
@@ -53,12 +45,15 @@ def load_hf(path: str | Path) -> tuple[ModelConfig, Params]:
             "no such directory", _WHERE, str(path), "give a local Hugging Face model directory"
         )
     cfg = read_config(directory)
-    files = _weight_files(directory)
-    problems: list[Problem] = []
-    stored = _read_tensors(directory, files, _expected(cfg), problems)
-    if problems:
-        raise InputError(problems)
-    return cfg, _assemble(cfg, stored)
+    reading = _Reading(cfg)
+    for file in _weight_files(directory):
+        reading.read(directory / file)
+    if found := reading.problems():
+        raise _input_error(found, directory)
+    if reading.skipped:
+        what = f"{reading.skipped} tensors that do not belong to the text decoder are left out"
+        print(f"{directory.name}: {what}", file=sys.stderr, flush=True)
+    return cfg, reading.params()
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -68,63 +63,21 @@ def read_config(directory: Path) -> ModelConfig:
         InputError: all options that this decoder does not implement, and all missing sizes.
     """
     raw = read_json(directory / "config.json")
-    found: list[str] = []
     if not raw:
-        found.append("config.json is missing or empty")
-    elif raw.get("model_type") != "llama":
-        found.append(f"model_type {raw.get('model_type')!r} is not supported, only 'llama' is")
-    else:
-        found += _unsupported(raw)
-    for key in _SIZES.values():
-        if raw and not (isinstance(raw.get(key), int) and raw[key] > 0):
-            found.append(f"config.json gives no valid {key} (found {raw.get(key)!r})")
-    if found:
+        raise _input_error(["config.json is missing or empty"], directory)
+    cfg, found = read_shape(raw)
+    if cfg is None or found:
         raise _input_error(found, directory)
-    rope = _rope(raw)
-    cfg = ModelConfig(
-        **{ours: raw[theirs] for ours, theirs in _SIZES.items()},
-        num_kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
-        rope_theta=float(rope.get("rope_theta", 10000.0)),
-        rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
-    )
-    if cfg.faults():
-        raise _input_error(cfg.faults(), directory)
     return cfg
-
-
-def _rope(raw: dict[str, Any]) -> dict[str, Any]:
-    """Rotary settings from the current key or the two older ones."""
-    old = {"rope_theta": raw["rope_theta"]} if "rope_theta" in raw else {}
-    return old | (raw.get("rope_scaling") or {}) | (raw.get("rope_parameters") or {})
-
-
-def _unsupported(raw: dict[str, Any]) -> list[str]:
-    kind = _rope(raw).get("rope_type", _rope(raw).get("type", "default"))
-    wanted = {
-        "hidden_act": (raw.get("hidden_act", "silu"), "silu"),
-        "attention_bias": (bool(raw.get("attention_bias", False)), False),
-        "mlp_bias": (bool(raw.get("mlp_bias", False)), False),
-        "rope_type": (kind, "default"),
-        "quantization_config": (raw.get("quantization_config"), None),
-    }
-    return [
-        f"{name} {seen!r} is not supported, only {ok!r} is"
-        for name, (seen, ok) in wanted.items()
-        if seen != ok
-    ]
 
 
 def _weight_files(directory: Path) -> list[str]:
     """Names of the safetensors files, from the index when there is one."""
-    index = read_json(directory / "model.safetensors.index.json")
+    index = read_json(directory / _INDEX)
     if not index:
-        if (directory / "model.safetensors").is_file():
-            return ["model.safetensors"]
-        raise _input_error(
-            ["there is neither model.safetensors nor model.safetensors.index.json"], directory
-        )
+        if (directory / _WEIGHTS).is_file():
+            return [_WEIGHTS]
+        raise _input_error([f"there is neither {_WEIGHTS} nor {_INDEX}"], directory)
     weights = index.get("weight_map")
     names = sorted(set(weights.values())) if isinstance(weights, dict) else []
     found = [f"shard {n!r} is not a plain file name" for n in names if Path(n).name != n]
@@ -134,137 +87,180 @@ def _weight_files(directory: Path) -> list[str]:
     return names
 
 
-def _expected(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor as stored, by its name in the file."""
-    width, inner = cfg.hidden_size, cfg.intermediate_size
-    heads, kv = cfg.num_heads * cfg.head_dim, cfg.num_kv_heads * cfg.head_dim
-    shapes = {"model.embed_tokens.weight": (cfg.vocab_size, width), "model.norm.weight": (width,)}
-    if not cfg.tie_embeddings:
-        shapes["lm_head.weight"] = (cfg.vocab_size, width)
-    per_layer = {
-        "attn_norm": (width,),
-        "q": (heads, width),
-        "k": (kv, width),
-        "v": (kv, width),
-        "o": (width, heads),
-        "mlp_norm": (width,),
-        "gate": (inner, width),
-        "up": (inner, width),
-        "down": (width, inner),
-    }
-    for i in range(cfg.num_layers):
-        shapes |= {_stored_name(i, name): shape for name, shape in per_layer.items()}
-    return shapes
+class _Reading:
+    """Tensors of several files, put into their places of the tree one by one.
 
+    Never holds more than the tree and the tensor at hand.
+    """
 
-def _stored_name(layer: int, name: str) -> str:
-    return f"model.layers.{layer}.{_LAYER_NAMES[name]}.weight"
+    def __init__(self, cfg: ModelConfig):
+        self.cfg = cfg
+        self.skipped = 0
+        self._ignored = family_of(cfg).skipped
+        self._missing = {tensor.name: tensor for tensor in family_of(cfg).tensors(cfg)}
+        self._expected = dict(self._missing)
+        self._found: list[str] = []
+        self._shapes = leaf_shapes(cfg)
+        self._tree: dict[str, Any] = {}
 
+    def read(self, file: Path) -> None:
+        """Take everything that ``file`` has."""
+        from safetensors import SafetensorError, safe_open
 
-def _read_tensors(
-    directory: Path,
-    files: list[str],
-    expected: dict[str, tuple[int, ...]],
-    problems: list[Problem],
-) -> dict[str, np.ndarray]:
-    """All expected tensors as float32; what is wrong is appended to ``problems``."""
-    from safetensors import SafetensorError, safe_open
-
-    found: list[str] = []
-    stored: dict[str, np.ndarray] = {}
-    for file in files:
         try:
-            with safe_open(str(directory / file), framework="numpy") as reader:
-                for name in reader.keys():
-                    # Tied models may carry a copy of the embedding, old ones a frequency table.
-                    if name == "lm_head.weight" and name not in expected:
-                        continue
-                    if name.endswith("rotary_emb.inv_freq"):
-                        continue
-                    view = reader.get_slice(name)
-                    fault = _tensor_fault(name, view, expected)
-                    if fault:
-                        found.append(fault)
-                    else:
-                        stored[name] = np.asarray(reader.get_tensor(name)).astype(np.float32)
+            with safe_open(str(file), framework="numpy") as reader:
+                for stored in reader.keys():
+                    self._take(stored, reader)
         except (SafetensorError, OSError) as fault:
-            found.append(f"{file} cannot be read ({fault})")
-    missing = [name for name in expected if name not in stored] if not found else []
-    found += [f"tensor {name} is missing" for name in missing]
-    problems += _input_error(found, directory).problems
-    return stored
+            self._found.append(f"{file.name} cannot be read ({fault})")
+
+    def _take(self, stored: str, reader: Any) -> None:
+        name = stored.replace("model.language_model.", "model.", 1)
+        if name not in self._expected:
+            if name.startswith(self._ignored):
+                self.skipped += 1
+            # Tied models may carry a copy of the embedding, old ones a frequency table.
+            elif name != "lm_head.weight" and not name.endswith("rotary_emb.inv_freq"):
+                what = f"tensor {stored} has no place in a {self.cfg.family} decoder"
+                self._found.append(what)
+            return
+        tensor = self._expected[name]
+        view = reader.get_slice(stored)
+        shape, dtype = tuple(view.get_shape()), view.get_dtype()
+        if dtype not in _DTYPES:
+            self._found.append(f"tensor {stored} has type {dtype}, not {', '.join(_DTYPES)}")
+        elif shape != tensor.shape:
+            what = f"tensor {stored} has shape {shape}, config.json asks for {tensor.shape}"
+            self._found.append(what)
+        else:
+            array = np.asarray(reader.get_tensor(stored)).astype(np.float32)
+            for leaf, part in zip(tensor.leaves, tensor.split(array), strict=True):
+                self._put(leaf, part)
+        self._missing.pop(name, None)
+
+    def _put(self, leaf: Leaf, part: np.ndarray) -> None:
+        place = self._tree.setdefault(leaf.group, {}) if leaf.group else self._tree
+        if leaf.layer is None:
+            place[leaf.name] = np.ascontiguousarray(part)
+            return
+        if leaf.name not in place:
+            place[leaf.name] = np.empty(self._shapes[leaf.group][leaf.name], np.float32)
+        place[leaf.name][leaf.layer] = part
+
+    def problems(self) -> list[str]:
+        """Everything that was wrong; what is missing only when all else is right."""
+        return self._found or [f"tensor {name} is missing" for name in self._missing]
+
+    def params(self) -> Params:
+        """The tree as JAX arrays; the reader's own copy goes leaf by leaf."""
+
+        def moved(node: dict[str, Any]) -> dict[str, Any]:
+            return {
+                name: moved(node.pop(name))
+                if isinstance(node[name], dict)
+                else jnp.asarray(node.pop(name))
+                for name in list(node)
+            }
+
+        return moved(self._tree)
 
 
-def _tensor_fault(name: str, view: Any, expected: dict[str, tuple[int, ...]]) -> str | None:
-    if name not in expected:
-        return f"tensor {name} has no place in a Llama decoder"
-    shape, dtype = tuple(view.get_shape()), view.get_dtype()
-    if dtype not in _DTYPES:
-        return f"tensor {name} has type {dtype}, not one of {', '.join(_DTYPES)}"
-    if shape != expected[name]:
-        return f"tensor {name} has shape {shape}, config.json asks for {expected[name]}"
-    return None
+def save_hf(
+    path: str | Path,
+    cfg: ModelConfig,
+    params: Params,
+    tokenizer: Tokenizer,
+    *,
+    dtype: str = "float32",
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a directory that ``load_hf`` and transformers both load.
 
-
-def _assemble(cfg: ModelConfig, stored: dict[str, np.ndarray]) -> Params:
-    """Stack the layers and turn ``[out, in]`` into ``[in, out]``."""
-    params: Params = {
-        "embed": jnp.asarray(stored.pop("model.embed_tokens.weight")),
-        "final_norm": jnp.asarray(stored.pop("model.norm.weight")),
-        "layers": {},
-    }
-    if not cfg.tie_embeddings:
-        params["head"] = jnp.asarray(stored.pop("lm_head.weight").T)
-    for name in _LAYER_NAMES:
-        parts = [stored.pop(_stored_name(i, name)).T for i in range(cfg.num_layers)]
-        params["layers"][name] = jnp.asarray(np.stack(parts))
-    return params
-
-
-def save_hf(path: str | Path, cfg: ModelConfig, params: Params, tokenizer: Tokenizer) -> None:
-    """Write a directory that ``load_hf`` and transformers' ``LlamaForCausalLM`` both load.
+    config.json goes first and comes back last, so that a directory is whole or refused.
 
     Args:
-        path: directory, created when absent; files of the same name are replaced.
-        cfg: shape of the model. params: its weights, stored as float32.
+        path: directory, created when absent; a model that is there is replaced.
+        cfg: shape of the model. params: its weights.
         tokenizer: written beside the weights; gives the special ids of config.json.
+        dtype: of the stored weights, float32 or bfloat16 (rounded to nearest).
+        shard_bytes: largest safetensors file; with more, there is an index.
     """
-    from safetensors.numpy import save_file
-
     directory = Path(path)
     directory.mkdir(parents=True, exist_ok=True)
-    host = jax.tree.map(lambda a: np.asarray(a, np.float32), params)
-    tensors = {"model.embed_tokens.weight": host["embed"], "model.norm.weight": host["final_norm"]}
-    if not cfg.tie_embeddings:
-        tensors["lm_head.weight"] = np.ascontiguousarray(host["head"].T)
-    for name, stacked in host["layers"].items():
-        for i in range(cfg.num_layers):
-            tensors[_stored_name(i, name)] = np.ascontiguousarray(stacked[i].T)
-    save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
+    scratch = directory / _SCRATCH
+    shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed while it saved
+    scratch.mkdir()
+    try:
+        _write_weights(scratch, cfg, params, _STORED[dtype], shard_bytes)
+        _write_settings(scratch, cfg, tokenizer, dtype)
+        _put_in_place(scratch, directory)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _write_settings(scratch: Path, cfg: ModelConfig, tokenizer: Tokenizer, dtype: str) -> None:
     special = {
         "bos_token_id": tokenizer.bos_id,
         "eos_token_id": list(tokenizer.eos_ids) if tokenizer.eos_ids[1:] else tokenizer.eos_id,
         "pad_token_id": tokenizer.pad_id,
     }
-    _write_json(directory / "config.json", _config_json(cfg) | special)
-    _write_json(directory / "generation_config.json", special)
-    tokenizer.save(directory)
+    _write_json(scratch / "generation_config.json", special)
+    tokenizer.save(scratch)
+    config = written_config(cfg) | special | {"torch_dtype": dtype}
+    _write_json(scratch / "config.json", config)
 
 
-def _config_json(cfg: ModelConfig) -> dict[str, Any]:
-    return {theirs: getattr(cfg, ours) for ours, theirs in _SIZES.items()} | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "num_key_value_heads": cfg.num_kv_heads,
-        "head_dim": cfg.head_dim,
-        "rope_theta": cfg.rope_theta,
-        "rms_norm_eps": cfg.rms_eps,
-        "tie_word_embeddings": cfg.tie_embeddings,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "torch_dtype": "float32",
-    }
+def _put_in_place(scratch: Path, directory: Path) -> None:
+    """Move new files over old ones, config.json last; weights of the old model go."""
+    (directory / "config.json").unlink(missing_ok=True)
+    for old in [*directory.glob("model*.safetensors"), directory / _INDEX]:
+        old.unlink(missing_ok=True)
+    files = sorted(scratch.iterdir(), key=lambda file: file.name == "config.json")
+    for file in files:
+        file.replace(directory / file.name)
+
+
+def _write_weights(
+    directory: Path, cfg: ModelConfig, params: Params, dtype: np.dtype, shard_bytes: int
+) -> None:
+    """All tensors, one file after the other."""
+    from safetensors.numpy import save_file
+
+    host = jax.tree.map(lambda a: np.asarray(a, np.float32), params)
+    shards = _shards(family_of(cfg).tensors(cfg), dtype.itemsize, shard_bytes)
+    weight_map: dict[str, str] = {}
+    for number, members in enumerate(shards, 1):
+        name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if shards[1:] else _WEIGHTS
+        arrays = {tensor.name: _stored(tensor, host, dtype) for tensor in members}
+        save_file(arrays, str(directory / name), metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(arrays, name)
+    if shards[1:]:
+        total = sum(math.prod(tensor.shape) for members in shards for tensor in members)
+        index = {"metadata": {"total_size": total * dtype.itemsize}, "weight_map": weight_map}
+        _write_json(directory / _INDEX, index)
+
+
+def _stored(tensor: Tensor, host: Params, dtype: np.dtype) -> np.ndarray:
+    """The array that the file holds."""
+    parts = []
+    for leaf in tensor.leaves:
+        values = (host[leaf.group] if leaf.group else host)[leaf.name]
+        parts.append(values if leaf.layer is None else values[leaf.layer])
+    return np.ascontiguousarray(tensor.join(*parts).astype(dtype))
+
+
+def _shards(tensors: Iterable[Tensor], itemsize: int, limit: int) -> list[list[Tensor]]:
+    """Tensors in their order, cut so that no file is larger than ``limit`` bytes if it can be."""
+    found: list[list[Tensor]] = []
+    room = 0
+    for tensor in tensors:
+        size = math.prod(tensor.shape) * itemsize
+        if not found or size > room:
+            found.append([])
+            room = limit
+        found[-1].append(tensor)
+        room -= size
+    return found
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
@@ -272,5 +268,5 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 def _input_error(found: list[str], directory: Path) -> InputError:
-    remedy = "give a complete local directory of a Llama-family model with safetensors weights"
+    remedy = "give a complete local directory of a supported model with safetensors weights"
     return InputError([Problem(what, _WHERE, str(directory), remedy) for what in found])

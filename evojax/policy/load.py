@@ -6,13 +6,13 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from evojax.config import ArchConf, PolicyConf
+from evojax.config import PolicyConf
 from evojax.errors import InputError, Problem
-from evojax.policy.decoder import ModelConfig, Params, init_params
-from evojax.policy.hf import load_hf
+from evojax.policy.conf import SOURCES, arch_problems, arch_shape
+from evojax.policy.decoder import Params, init_params
+from evojax.policy.hf import load_hf, read_config
+from evojax.policy.shape import SMOLLM2_135M, ModelConfig
 from evojax.policy.tokenizer import ALPHABET, CharTokenizer, HFTokenizer, Tokenizer
-
-SOURCES = ("smollm2_135m", "path", "random")
 
 
 @dataclass(frozen=True)
@@ -39,35 +39,64 @@ def load_policy(conf: PolicyConf, seed: int) -> Policy:
 
     Raises:
         InputError: the section or the directory that it names is wrong.
-        UnavailableError: SmolLM2 cannot be fetched.
+        UnavailableError: SmolLM2, or a model of the hub, cannot be fetched.
     """
     if conf.source == "smollm2_135m":
         from evojax.policy.smollm2 import smollm2_directory
 
-        return _from_directory(smollm2_directory(), "SmolLM2-135M-Instruct", conf.compute_dtype)
+        return _from_directory(conf, smollm2_directory(), "SmolLM2-135M-Instruct")
     if conf.source == "path":
-        if not conf.path:
-            raise InputError.one(
-                "policy.source=path needs a directory",
-                "policy.path",
-                conf.path,
-                "set policy.path to a local Hugging Face model directory",
-            )
-        directory = Path(conf.path).expanduser().resolve()
-        return _from_directory(directory, directory.name, conf.compute_dtype)
+        directory = _directory(conf)
+        return _from_directory(conf, directory, directory.name)
+    if conf.source == "hub":
+        return _from_hub(conf)
     if conf.source == "random":
-        cfg = _random_config(conf.arch, conf.compute_dtype)
+        cfg = _random_config(conf)
         tokenizer = CharTokenizer(cfg.vocab_size)
         label = f"random-{cfg.num_layers}x{cfg.hidden_size}"
         return Policy(cfg, init_params(cfg, seed), tokenizer, label, None)
-    raise InputError.one(
-        "unknown policy source", "policy.source", conf.source, f"valid: {', '.join(SOURCES)}"
-    )
+    raise _unknown(conf)
 
 
-def _from_directory(directory: Path, label: str, compute_dtype: str) -> Policy:
+def policy_shape(conf: PolicyConf) -> ModelConfig:
+    """The shape of the model that ``conf`` names, without its weights; nothing is fetched.
+
+    Raises:
+        InputError: the section or the directory that it names is wrong.
+    """
+    if conf.source == "smollm2_135m":
+        return _as_configured(SMOLLM2_135M, conf)
+    if conf.source == "path":
+        return _as_configured(read_config(_directory(conf)), conf)
+    if conf.source in ("hub", "random"):
+        return _sound(conf, arch_problems(conf))
+    raise _unknown(conf)
+
+
+def _unknown(conf: PolicyConf) -> InputError:
+    valid = f"valid: {', '.join(SOURCES)}"
+    return InputError.one("unknown policy source", "policy.source", conf.source, valid)
+
+
+def _as_configured(shape: ModelConfig, conf: PolicyConf) -> ModelConfig:
+    """What a directory cannot say: how the model is computed."""
+    return dataclasses.replace(shape, compute_dtype=conf.compute_dtype, remat=conf.remat)
+
+
+def _directory(conf: PolicyConf) -> Path:
+    if not conf.path:
+        raise InputError.one(
+            "policy.source=path needs a directory",
+            "policy.path",
+            conf.path,
+            "set policy.path to a local Hugging Face model directory",
+        )
+    return Path(conf.path).expanduser().resolve()
+
+
+def _from_directory(conf: PolicyConf, directory: Path, label: str) -> Policy:
     shape, params = load_hf(directory)
-    cfg = dataclasses.replace(shape, compute_dtype=compute_dtype)
+    cfg = _as_configured(shape, conf)
     tokenizer = HFTokenizer.load(directory)
     if tokenizer.vocab_size > cfg.vocab_size:
         raise InputError.one(
@@ -79,26 +108,57 @@ def _from_directory(directory: Path, label: str, compute_dtype: str) -> Policy:
     return Policy(cfg, params, tokenizer, label, directory)
 
 
-def _random_config(arch: ArchConf, compute_dtype: str) -> ModelConfig:
-    cfg = ModelConfig(
-        vocab_size=arch.vocab_size,
-        hidden_size=arch.hidden_size,
-        intermediate_size=arch.intermediate_size,
-        num_layers=arch.num_layers,
-        num_heads=arch.num_heads,
-        num_kv_heads=arch.num_kv_heads,
-        head_dim=arch.hidden_size // max(arch.num_heads, 1),
-        rope_theta=arch.rope_theta,
-        rms_eps=arch.rms_eps,
-        max_position=arch.max_position,
-        compute_dtype=compute_dtype,
-    )
-    found = cfg.faults()
-    if arch.vocab_size < len(ALPHABET):
-        found.append(f"vocab_size {arch.vocab_size} is below the {len(ALPHABET)} symbols in use")
-    if not cfg.faults() and arch.hidden_size % arch.num_heads:
-        found.append(f"hidden_size {arch.hidden_size} is not a multiple of num_heads")
+def _from_hub(conf: PolicyConf) -> Policy:
+    from evojax.policy.hub import hub_directory
+
+    if not conf.repo:
+        raise InputError.one(
+            "policy.source=hub needs a repository",
+            "policy.repo",
+            conf.repo,
+            "name it, e.g. policy.repo=Qwen/Qwen3-0.6B",
+        )
+    stated = policy_shape(conf)
+
+    def check(shape: ModelConfig) -> None:
+        """Plans and limits were computed from the stated shape, so it has to be the true one."""
+        found = _as_configured(shape, conf)
+        different = [f for f in vars(found) if getattr(found, f) != getattr(stated, f)]
+        if different:
+            raise InputError(
+                [
+                    Problem(
+                        f"{conf.repo} has {getattr(found, name)!r} here",
+                        f"policy.arch.{name}",
+                        getattr(stated, name),
+                        "state the shape that the model has, or name another model",
+                    )
+                    for name in different
+                ]
+            )
+
+    try:
+        directory, commit = hub_directory(conf.repo, conf.revision, check)
+        return _from_directory(conf, directory, f"{conf.repo} ({commit[:8]})")
+    except InputError as fault:
+        problems = [
+            dataclasses.replace(p, where="policy.repo", value=conf.repo)
+            if p.where == "policy.path"
+            else p
+            for p in fault.problems
+        ]
+        raise InputError(problems) from fault
+
+
+def _sound(conf: PolicyConf, found: list[Problem]) -> ModelConfig:
     if found:
-        remedy = "correct the sizes under policy.arch"
-        raise InputError([Problem(what, "policy.arch", vars(arch), remedy) for what in found])
-    return cfg
+        raise InputError(found)
+    return arch_shape(conf)
+
+
+def _random_config(conf: PolicyConf) -> ModelConfig:
+    found, size = arch_problems(conf), conf.arch.vocab_size
+    if size < len(ALPHABET):
+        what = f"vocab_size {size} is below the {len(ALPHABET)} symbols in use"
+        found.append(Problem(what, "policy.arch.vocab_size", size, "give at least that many"))
+    return _sound(conf, found)

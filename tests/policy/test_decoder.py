@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import math
 from functools import partial
 
 import jax
@@ -9,6 +11,7 @@ import pytest
 
 from evojax.policy import decoder
 from evojax.policy.decoder import ModelConfig
+from evojax.policy.shape import RopeScaling
 
 CFG = ModelConfig(16, 24, 40, 3, 4, 2, 6, 10000.0, 1e-5, 128)
 PARAMS = decoder.init_params(CFG, 0)
@@ -18,14 +21,14 @@ def causal(length: int) -> np.ndarray:
     return np.tril(np.ones((length, length), bool))[None]
 
 
-@partial(jax.jit, static_argnames=("cfg", "remat"))
-def _logits(params, cfg, tokens, positions, mask, remat=False):
-    hidden = decoder.hidden_states(params, cfg, tokens, positions, mask, remat=remat)
+@partial(jax.jit, static_argnames=("cfg",))
+def _logits(params, cfg, tokens, positions, mask):
+    hidden = decoder.hidden_states(params, cfg, tokens, positions, mask)
     return decoder.lm_logits(params, cfg, hidden)
 
 
-def logits(tokens, positions, mask, params=PARAMS, cfg=CFG, **kw) -> np.ndarray:
-    return np.asarray(_logits(params, cfg, tokens, positions, mask, **kw))
+def logits(tokens, positions, mask, params=PARAMS, cfg=CFG) -> np.ndarray:
+    return np.asarray(_logits(params, cfg, tokens, positions, mask))
 
 
 def alone(seq: np.ndarray) -> np.ndarray:
@@ -77,32 +80,52 @@ def test_future_tokens_change_nothing():
     np.testing.assert_array_equal(alone(SEQ)[:-1], alone(changed)[:-1])
 
 
-def test_remat_gives_the_same_values_and_gradients():
-    def loss(params, remat):
-        got = _logits(params, CFG, SEQ[None], np.arange(11)[None], causal(11), remat=remat)
+@pytest.mark.parametrize("policy", ["full", "dots", "names"])
+def test_remat_gives_the_same_values_and_gradients(policy):
+    def loss(params, cfg):
+        got = _logits(params, cfg, SEQ[None], np.arange(11)[None], causal(11))
         return (got**2).mean()
 
-    grad = jax.jit(jax.grad(loss), static_argnums=1)
-    plain, again = jax.tree.leaves(grad(PARAMS, False)), jax.tree.leaves(grad(PARAMS, True))
+    grad = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    plain = jax.tree.leaves(grad(PARAMS, CFG))
+    again = jax.tree.leaves(grad(PARAMS, dataclasses.replace(CFG, remat=policy)))
     for a, b in zip(plain, again, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 def numpy_forward(params, cfg: ModelConfig, tokens: np.ndarray) -> np.ndarray:
-    """Straight reading of the Llama equations, one head and one position at a time."""
+    """Straight reading of the equations, one head and one position at a time."""
     p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
 
     def norm(x, scale):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + cfg.rms_eps) * scale
 
+    def frequency(pair):
+        plain = cfg.rope_theta ** (-2 * pair / cfg.rotary_dim)
+        scaling = cfg.rope_scaling
+        if scaling is None:
+            return plain
+        wave = 2 * math.pi / plain
+        longest = scaling.original_max_position
+        if wave < longest / scaling.high_freq_factor:
+            return plain
+        if wave > longest / scaling.low_freq_factor:
+            return plain / scaling.factor
+        share = longest / wave - scaling.low_freq_factor
+        share /= scaling.high_freq_factor - scaling.low_freq_factor
+        return (1 - share) * plain / scaling.factor + share * plain
+
     def rotate(vec, pos):
-        half = cfg.head_dim // 2
+        half = cfg.rotary_dim // 2
         out = vec.copy()
         for i in range(half):
-            a = pos * cfg.rope_theta ** (-2 * i / cfg.head_dim)
+            a = pos * frequency(i)
             out[i] = vec[i] * np.cos(a) - vec[i + half] * np.sin(a)
             out[i + half] = vec[i + half] * np.cos(a) + vec[i] * np.sin(a)
         return out
+
+    def head_norm(vec, scale):
+        return norm(vec, scale) if cfg.qk_norm else vec
 
     x = p["embed"][tokens]
     d, share = cfg.head_dim, cfg.num_heads // cfg.num_kv_heads
@@ -110,15 +133,20 @@ def numpy_forward(params, cfg: ModelConfig, tokens: np.ndarray) -> np.ndarray:
         w = {name: value[layer] for name, value in p["layers"].items()}
         h = norm(x, w["attn_norm"])
         q, k, v = h @ w["q"], h @ w["k"], h @ w["v"]
+        if cfg.qkv_bias:
+            q, k, v = q + w["q_bias"], k + w["k_bias"], v + w["v_bias"]
         mixed = np.zeros_like(q)
         for head in range(cfg.num_heads):
             kv = slice((head // share) * d, (head // share + 1) * d)
             own = slice(head * d, (head + 1) * d)
-            keys = [rotate(k[s, kv], s) for s in range(len(tokens))]
+            keys = [rotate(head_norm(k[s, kv], w.get("k_norm")), s) for s in range(len(tokens))]
             for t in range(len(tokens)):
-                score = np.array([rotate(q[t, own], t) @ keys[s] for s in range(t + 1)]) / d**0.5
+                query = rotate(head_norm(q[t, own], w.get("q_norm")), t)
+                score = np.array([query @ keys[s] for s in range(t + 1)]) / d**0.5
                 weight = np.exp(score - score.max())
                 mixed[t, own] = weight / weight.sum() @ v[: t + 1, kv]
+        if cfg.attn_gate:
+            mixed = mixed / (1 + np.exp(-(h @ w["attn_gate"])))
         x = x + mixed @ w["o"]
         h = norm(x, w["mlp_norm"])
         gate = h @ w["gate"]
@@ -127,13 +155,33 @@ def numpy_forward(params, cfg: ModelConfig, tokens: np.ndarray) -> np.ndarray:
     return h @ (p["embed"].T if cfg.tie_embeddings else p["head"])
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_matches_a_plain_numpy_reading_of_the_equations(tied):
-    cfg = ModelConfig(16, 24, 40, 3, 4, 2, 6, 10000.0, 1e-5, 128, tied)
-    params = jax.tree.map(lambda a: a * 8, decoder.init_params(cfg, 3))  # far from linear
+PARTS = {
+    "tied": {},
+    "untied": {"tie_embeddings": False},
+    "bias": {"qkv_bias": True},
+    "head norms": {"qk_norm": True},
+    "stretched waves": {"rope_scaling": RopeScaling(4.0, 1.0, 4.0, 24)},
+    "half turned": {"head_dim": 8, "rotary_share": 0.5},
+    "gated attention": {"attn_gate": True},
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_matches_a_plain_numpy_reading_of_the_equations(part):
+    cfg = dataclasses.replace(CFG, **PARTS[part])
+    drawn = np.random.default_rng(3)
+    params = jax.tree.map(  # far from linear, norms and biases that count
+        lambda a: a * 8 if a.std() else a + 0.5 * drawn.normal(size=a.shape).astype(np.float32),
+        decoder.init_params(cfg, 3),
+    )
     got = logits(SEQ[None], np.arange(11)[None], causal(11), params, cfg)[0]
     want = numpy_forward(params, cfg, SEQ)
     np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
+    if part != "tied":
+        plain = dataclasses.replace(cfg, qkv_bias=False, qk_norm=False, rope_scaling=None)
+        plain = dataclasses.replace(plain, attn_gate=False, rotary_share=1.0, tie_embeddings=True)
+        other = logits(SEQ[None], np.arange(11)[None], causal(11), params, plain)[0]
+        assert np.abs(other - want).max() > 0.01 * np.abs(want).max()
 
 
 def test_params_are_a_plain_stacked_dict_and_the_module_agrees():

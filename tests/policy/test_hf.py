@@ -63,8 +63,8 @@ def test_sharded_half_precision_weights_become_float32(tmp_path, dtype):
 
 def test_unsupported_family_is_named(tmp_path):
     saved(tmp_path)
-    edit_config(tmp_path, model_type="qwen2")
-    with pytest.raises(InputError, match="model_type 'qwen2' is not supported") as caught:
+    edit_config(tmp_path, model_type="gpt2")
+    with pytest.raises(InputError, match="model_type 'gpt2' is not supported") as caught:
         load_hf(tmp_path)
     assert {p.where for p in caught.value.problems} == {"policy.path"}
 
@@ -75,13 +75,13 @@ def test_every_unsupported_option_is_listed_at_once(tmp_path):
         tmp_path,
         hidden_act="gelu",
         attention_bias=True,
-        rope_scaling={"rope_type": "llama3", "factor": 8.0},
+        rope_scaling={"rope_type": "yarn", "factor": 8.0},
         num_hidden_layers=0,
     )
     with pytest.raises(InputError) as caught:
         load_hf(tmp_path)
     text = str(caught.value)
-    for part in ("hidden_act 'gelu'", "attention_bias True", "'llama3'", "num_hidden_layers"):
+    for part in ("hidden_act 'gelu'", "attention_bias True", "'yarn'", "num_hidden_layers"):
         assert part in text
     assert len(caught.value.problems) == 4
 

@@ -34,12 +34,15 @@ def test_every_wrong_size_is_listed_at_once():
         load_policy(PolicyConf(source="random", arch=arch), 0)
     text = str(caught.value)
     assert "num_kv_heads 3" in text and "is odd" in text and "below the 16 symbols" in text
-    assert {p.where for p in caught.value.problems} == {"policy.arch"}
+    assert {p.where for p in caught.value.problems} == {
+        *("policy.arch.num_heads", "policy.arch.head_dim", "policy.arch.hidden_size"),
+        "policy.arch.vocab_size",
+    }
 
 
 def test_unknown_source_missing_path_and_foreign_tokenizer(tmp_path):
-    with pytest.raises(InputError, match="valid: smollm2_135m, path, random"):
-        load_policy(PolicyConf(source="hub"), 0)
+    with pytest.raises(InputError, match="valid: smollm2_135m, path, hub, random"):
+        load_policy(PolicyConf(source="hubs"), 0)
     with pytest.raises(InputError, match="needs a directory"):
         load_policy(PolicyConf(source="path"), 0)
     policy = load_policy(PolicyConf(source="random"), 0)
