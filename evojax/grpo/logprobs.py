@@ -11,6 +11,7 @@ from evojax.grpo.pack import PackedRows
 from evojax.grpo.token_scores import pick, token_scores
 from evojax.grpo.tree_attention import tree_attend
 from evojax.policy.decoder import ModelConfig, Params, run_layers
+from evojax.policy.hybrid import over_lines
 from evojax.policy.sharding import replicated
 
 
@@ -27,7 +28,7 @@ def row_logprobs(
     the gathered nodes only.
 
     Args:
-        row: one micro-batch, without the leading M.
+        row: one micro-batch, without the leading M; of a hybrid packed with ``share=False``.
         temperature: of the sampler, > 0.
         entropy_grad: the entropy is differentiated too; otherwise it costs no backward pass.
 
@@ -36,7 +37,8 @@ def row_logprobs(
         nothing.
     """
     attend = tree_attend(row.shared_end, row.parent, row.tail, cfg.num_kv_heads, cfg.compute_dtype)
-    hidden = run_layers(params, cfg, row.tokens, row.positions, attend)
+    recur = over_lines(cfg, row.shared_end.shape[1], row.tail) if cfg.linear else None
+    hidden = run_layers(params, cfg, row.tokens, row.positions, attend, recur)
     hidden = pick(hidden, row.head)
     return token_scores(params, cfg, hidden, row.slot, row.target, temperature, entropy_grad)
 

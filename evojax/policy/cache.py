@@ -1,4 +1,8 @@
-"""Decoding with a key-value cache: one prefill per prompt, shared by all of its samples.
+"""Decoding with a cache: one prefill per prompt, shared by all of its samples.
+
+Attention keeps the keys and values of every token; the samples read those of their prompt where
+they lie. A hybrid's other layers keep a memory of constant size, which each sample goes on with in
+a copy of its own.
 
 Layers are unrolled here (a tuple of per-layer weights), for slicing stacked weights inside the
 decode loop would copy them at every token.
@@ -13,31 +17,34 @@ import jax
 import jax.numpy as jnp
 
 from evojax.policy.attention import MASKED, attention, grouped, rms_norm, ungrouped
-from evojax.policy.decoder import ModelConfig, Params, block, embed, rope_tables
+from evojax.policy.decoder import Params, block, embed, linear_block, rope_tables
+from evojax.policy.hybrid import is_linear, over_rows, over_token
 from evojax.policy.products import as_bits, from_bits, pair_dot
+from evojax.policy.shape import ModelConfig
 
-KV = tuple[jax.Array, jax.Array]
+Kept = tuple[jax.Array, jax.Array]  # keys and values of a layer, or its memory
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PromptCache:
-    """Keys and values of P prompts.
+    """What P prompts leave behind.
 
     Args:
-        kv: for each layer keys ``[P, K, d, S]`` and values ``[P, K, S, d]`` in the type of the
-            model's products, laid out for those of the decode step.
+        layers: for each layer keys ``[P, K, d, S]`` and values ``[P, K, S, d]`` in the type of the
+            model's products, laid out for those of the decode step; for one without attention
+            its memory, see ``evojax.policy.hybrid.Memory``.
         valid: bool ``[P, S]``, True at tokens of the prompt.
         lengths: int32 ``[P]``, tokens of each prompt.
     """
 
-    kv: tuple[KV, ...]
+    layers: tuple[Kept, ...]
     valid: jax.Array
     lengths: jax.Array
 
 
 def unstack(params: Params, cfg: ModelConfig) -> Params:
-    """A copy of ``params`` with ``layers`` as a tuple of per-layer dictionaries.
+    """A copy of ``params`` with ``layers`` as a tuple of dictionaries, one a layer, first to last.
 
     Matrices are rounded to the type of the model's products here, once. Always fresh buffers, so
     the caller may donate ``params`` to an update later.
@@ -46,12 +53,15 @@ def unstack(params: Params, cfg: ModelConfig) -> Params:
     def copied(weight: jax.Array) -> jax.Array:
         return jnp.array(weight, cfg.compute_dtype if weight.ndim > 1 else None, copy=True)
 
-    layers = [
-        {name: copied(stacked[i]) for name, stacked in params["layers"].items()}
-        for i in range(cfg.num_layers)
-    ]
-    rest = {name: copied(value) for name, value in params.items() if name != "layers"}
-    return rest | {"layers": tuple(layers)}
+    every = cfg.linear.interval if cfg.linear else 1
+
+    def layer(i: int) -> Params:
+        full = i // every  # layers with attention before this one
+        stack, at = ("linear_layers", i - full) if is_linear(cfg, i) else ("layers", full)
+        return {name: copied(stacked[at]) for name, stacked in params[stack].items()}
+
+    rest = {name: copied(value) for name, value in params.items() if not isinstance(value, dict)}
+    return rest | {"layers": tuple(layer(i) for i in range(cfg.num_layers))}
 
 
 def gather(prefixes: PromptCache, which: jax.Array) -> PromptCache:
@@ -88,21 +98,24 @@ def prefill(
         mask = jnp.concatenate([seen, mask], axis=-1)
         valid = jnp.concatenate([past.valid, valid], axis=-1)
     x = embed(params, cfg, tokens)
+    segment = (offsets < lengths[:, None]).astype(jnp.int32)
     caches = []
     for i, layer in enumerate(params["layers"]):
-        before = None if past is None else past.kv[i]
-
-        attend = partial(_attend_after, before, mask, cfg.compute_dtype)
-        x, kv = block(layer, cfg, x, rope, attend)
-        caches.append(kv)
+        before = None if past is None else past.layers[i]
+        if is_linear(cfg, i):
+            x, kept = linear_block(layer, cfg, x, over_rows(cfg, segment, before))
+        else:
+            attend = partial(_attend_after, before, mask, cfg.compute_dtype)
+            x, kept = block(layer, cfg, x, rope, attend)
+        caches.append(kept)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
     hidden = rms_norm(last, params["final_norm"], cfg.rms_eps)
     return hidden, PromptCache(tuple(caches), valid, start + lengths)
 
 
 def _attend_after(
-    before: KV | None, mask: jax.Array, dtype: str, q: jax.Array, k: jax.Array, v: jax.Array
-) -> tuple[jax.Array, KV]:
+    before: Kept | None, mask: jax.Array, dtype: str, q: jax.Array, k: jax.Array, v: jax.Array
+) -> tuple[jax.Array, Kept]:
     """Attention of whole rows over what was cached before them and themselves."""
     keys = k.transpose(0, 2, 3, 1).astype(dtype)
     values = v.transpose(0, 2, 1, 3).astype(dtype)
@@ -113,15 +126,26 @@ def _attend_after(
     return mixed, (keys, values)
 
 
-def empty_cache(cfg: ModelConfig, prompts: int, samples: int, budget: int) -> tuple[KV, ...]:
-    """Room for the sampled tokens of every layer: zeros ``[P*n, K, d, N]``, ``[P*n, K, N, d]``.
+def own_cache(cfg: ModelConfig, prompt: PromptCache, samples: int, budget: int) -> tuple[Kept, ...]:
+    """What each of n samples of every prompt begins with.
 
-    The decode loop writes to them, so they hold ``as_bits``.
+    Of attention, room for the sampled tokens: zeros ``[P*n, K, d, N]``, ``[P*n, K, N, d]``; the
+    decode loop writes to them, so they hold ``as_bits``. Of other layers, the prompt's memory.
+
+    Args:
+        prompt: from ``prefill``. samples: n. budget: N, tokens.
     """
-    rows, kv, dim = prompts * samples, cfg.num_kv_heads, cfg.head_dim
-    keys = jnp.zeros((rows, kv, dim, budget), cfg.compute_dtype)
-    values = jnp.zeros((rows, kv, budget, dim), cfg.compute_dtype)
-    return tuple((as_bits(keys), as_bits(values)) for _ in range(cfg.num_layers))
+    rows, kv, dim = prompt.lengths.shape[0] * samples, cfg.num_kv_heads, cfg.head_dim
+    keys = as_bits(jnp.zeros((rows, kv, dim, budget), cfg.compute_dtype))
+    values = as_bits(jnp.zeros((rows, kv, budget, dim), cfg.compute_dtype))
+
+    def copies(memory: Kept) -> Kept:
+        return jnp.repeat(memory[0], samples, axis=0), jnp.repeat(memory[1], samples, axis=0)
+
+    return tuple(
+        copies(kept) if is_linear(cfg, i) else (keys, values)
+        for i, kept in enumerate(prompt.layers)
+    )
 
 
 def decode_step(
@@ -130,15 +154,15 @@ def decode_step(
     tokens: jax.Array,
     index: jax.Array,
     prompt: PromptCache,
-    own: tuple[KV, ...],
-) -> tuple[jax.Array, tuple[KV, ...]]:
+    own: tuple[Kept, ...],
+) -> tuple[jax.Array, tuple[Kept, ...]]:
     """Run one sampled token of every sample.
 
     Args:
         params: from ``unstack``. cfg: shape of the model.
         tokens: int32 ``[P, n]``, the tokens sampled last.
         index: scalar int32, how many tokens each sample had before these.
-        prompt: from ``prefill``. own: from ``empty_cache`` or the step before.
+        prompt: from ``prefill``. own: from ``own_cache`` or the step before.
 
     Returns:
         Final hidden states ``[P, n, D]`` and the new ``own``.
@@ -149,28 +173,31 @@ def decode_step(
     rope = rope_tables(cfg, positions.reshape(rows, 1))
     x = embed(params, cfg, tokens.reshape(rows, 1))
     updated = []
-    for layer, shared, mine in zip(params["layers"], prompt.kv, own, strict=True):
-        attend = partial(_attend_sampled, shared, prompt.valid, mine, index)
-        x, grown = block(layer, cfg, x, rope, attend)
-        updated.append(grown)
+    for i, layer in enumerate(params["layers"]):
+        if is_linear(cfg, i):
+            x, kept = linear_block(layer, cfg, x, over_token(cfg, own[i]))
+        else:
+            attend = partial(_attend_sampled, prompt.layers[i], prompt.valid, own[i], index)
+            x, kept = block(layer, cfg, x, rope, attend)
+        updated.append(kept)
     hidden = rms_norm(x[:, 0], params["final_norm"], cfg.rms_eps)
     return hidden.reshape(prompts, samples, -1), tuple(updated)
 
 
 def _attend_sampled(
-    shared: KV,
+    shared: Kept,
     valid: jax.Array,
-    own: KV,
+    own: Kept,
     index: jax.Array,
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-) -> tuple[jax.Array, KV]:
+) -> tuple[jax.Array, Kept]:
     """Attention of one new token per sample over its prompt (read once) and its own tokens.
 
     Args:
         shared, valid: of the prompt cache.
-        own: from ``empty_cache``, filled below ``index``; returned with ``k`` and ``v`` added.
+        own: from ``own_cache``, filled below ``index``; returned with ``k`` and ``v`` added.
         q: ``[P*n, 1, H, d]``. k, v: ``[P*n, 1, K, d]``.
     """
     keys, values = own

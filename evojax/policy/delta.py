@@ -22,6 +22,7 @@ from jax.lax import Precision
 from evojax.policy.attention import with_backward
 
 _CHUNK = 64  # tokens that are solved together
+_SMALL = 4  # and those among them that are solved without halving
 
 
 class _Chunk(NamedTuple):
@@ -238,8 +239,10 @@ def _inverse(a: jax.Array) -> jax.Array:
 
     Products only: they are fast wherever matrices are, and any partitioner cuts them.
     """
-    if a.shape[-1] == 1:
-        return jnp.ones_like(a)
+    if a.shape[-1] <= _SMALL:  # a to the power of its size is 0
+        square = _matmul(a, a)
+        one = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
+        return one - a + square - _matmul(a, square)
     half = a.shape[-1] // 2
     halves = _inverse(jnp.stack([a[..., :half, :half], a[..., half:, half:]]))
     corner = -_matmul(halves[1], _matmul(a[..., half:, :half], halves[0]))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from evojax.policy.cache import PromptCache, decode_step, empty_cache, prefill
+from evojax.policy.cache import PromptCache, decode_step, own_cache, prefill
 from evojax.policy.decoder import ModelConfig, Params, lm_logits
 from evojax.rollout.sampling import Draw, draw, stream_keys
 
@@ -77,7 +77,7 @@ def _record(state: _State, drawn: Draw, own: Any, stop: jax.Array) -> _State:
 def prefix_cache(
     params: Params, cfg: ModelConfig, tokens: jax.Array, lengths: jax.Array
 ) -> PromptCache:
-    """Keys and values of prefixes ``[U, C]`` with ``lengths`` tokens each (0 allowed)."""
+    """What prefixes ``[U, C]``, with ``lengths`` tokens each (0 allowed), leave in the cache."""
     return prefill(params, cfg, tokens, lengths)[1]
 
 
@@ -120,7 +120,7 @@ def sample_completions(
         jnp.int32(0),
         _empty(prompts, samples, budget, pad_id),
         jnp.broadcast_to(request.live[:, None], (prompts, samples)),
-        empty_cache(cfg, prompts, samples, budget),
+        own_cache(cfg, prompt, samples, budget),
     )
     first = _record(start, pick(hidden[:, None], start.index), start.own, request.stop)
     return jax.lax.while_loop(more, step, first).sampled

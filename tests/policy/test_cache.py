@@ -7,23 +7,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers_hybrid import HYBRID, hybrid_params
 
 from evojax.policy import cache, decoder
 from evojax.policy.decoder import ModelConfig
 
 CFG = ModelConfig(20, 16, 24, 2, 4, 2, 4, 10000.0, 1e-5, 64)
 HALF = dataclasses.replace(CFG, compute_dtype="bfloat16")
+HALF_HYBRID = dataclasses.replace(HYBRID, compute_dtype="bfloat16")
 PARAMS = jax.tree.map(lambda a: a * 6, decoder.init_params(CFG, 0))
 LAYERED = cache.unstack(PARAMS, CFG)
 prefill = jax.jit(cache.prefill, static_argnames="cfg")
 decode = jax.jit(cache.decode_step, static_argnames="cfg")
 
 
+def params(cfg: ModelConfig):
+    return hybrid_params() if cfg.linear else PARAMS
+
+
 @partial(jax.jit, static_argnames="cfg")
-def full(tokens: jax.Array, cfg: ModelConfig = CFG) -> jax.Array:
+def full(tokens: jax.Array, cfg: ModelConfig) -> jax.Array:
     size = tokens.shape[1]
     mask = jnp.tril(jnp.ones((1, size, size), bool))
-    return decoder.hidden_states(PARAMS, cfg, tokens, jnp.arange(size)[None], mask)
+    return decoder.hidden_states(params(cfg), cfg, tokens, jnp.arange(size)[None], mask)
 
 
 RNG = np.random.default_rng(0)
@@ -31,12 +37,20 @@ TOKENS = RNG.integers(0, 20, (2, 12)).astype(np.int32)
 LENGTHS = np.array([12, 7], np.int32)
 
 
-@pytest.mark.parametrize(("cfg", "median", "most"), [(CFG, 1e-6, 1e-5), (HALF, 0.02, 0.15)])
+@pytest.mark.parametrize(
+    ("cfg", "median", "most"),
+    [
+        (CFG, 1e-6, 1e-5),
+        (HALF, 0.02, 0.15),
+        (HYBRID, 2e-6, 2e-5),
+        (HALF_HYBRID, 0.02, 0.15),
+    ],
+)
 def test_prefill_and_cached_steps_equal_the_full_forward_pass(cfg, median, most):
-    layered = cache.unstack(PARAMS, cfg)
+    layered = cache.unstack(params(cfg), cfg)
     sampled = RNG.integers(0, 20, (2, 3, 5)).astype(np.int32)  # two prompts, three samples each
     hidden, prompt = prefill(layered, cfg=cfg, tokens=TOKENS, lengths=LENGTHS)
-    own = cache.empty_cache(cfg, 2, 3, 8)
+    own = cache.own_cache(cfg, prompt, 3, 8)
     got = [np.broadcast_to(np.asarray(hidden)[:, None], (2, 3, 16))]
     for t in range(5):
         step, own = decode(
@@ -55,17 +69,34 @@ def test_prefill_and_cached_steps_equal_the_full_forward_pass(cfg, median, most)
     assert np.median(apart) < median and np.max(apart) < most
 
 
-def test_prefill_in_two_parts_equals_prefill_at_once():
-    whole, _ = prefill(LAYERED, cfg=CFG, tokens=TOKENS, lengths=LENGTHS)
+@pytest.mark.parametrize("cfg", [CFG, HYBRID])
+def test_prefill_in_two_parts_equals_prefill_at_once(cfg):
+    layered = cache.unstack(params(cfg), cfg)
+    whole, at_once = prefill(layered, cfg=cfg, tokens=TOKENS, lengths=LENGTHS)
     first = np.where(np.arange(8) < 5, TOKENS[:, :8], 0).astype(np.int32)  # five tokens, padded
-    _, past = prefill(LAYERED, cfg=CFG, tokens=first, lengths=np.full(2, 5, np.int32))
+    _, past = prefill(layered, cfg=cfg, tokens=first, lengths=np.full(2, 5, np.int32))
     past = cache.gather(past, jnp.array([0, 1]))
     rest = np.zeros((2, 8), np.int32)
     rest[:, :7] = TOKENS[:, 5:]
-    hidden, joined = prefill(LAYERED, cfg=CFG, tokens=rest, lengths=LENGTHS - 5, past=past)
+    hidden, joined = prefill(layered, cfg=cfg, tokens=rest, lengths=LENGTHS - 5, past=past)
     np.testing.assert_allclose(hidden, whole, atol=2e-5)
     assert joined.lengths.tolist() == [12, 7]
     assert joined.valid.sum(1).tolist() == [12, 7]
+    if cfg.linear:
+        for ours, theirs in zip(joined.layers[0], at_once.layers[0], strict=True):
+            np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def test_prompts_without_tokens_and_padding_leave_a_memory_empty_or_as_it_was():
+    layered = cache.unstack(hybrid_params(), HYBRID)
+    run = partial(prefill, layered, cfg=HYBRID)
+    _, nothing = run(tokens=TOKENS, lengths=np.array([0, 5], np.int32))
+    assert not any(np.asarray(x)[0].any() for x in nothing.layers[0])
+    _, short = run(tokens=TOKENS[:, :5], lengths=np.array([1, 5], np.int32))
+    for ours, theirs in zip(nothing.layers[0], short.layers[0], strict=True):
+        np.testing.assert_allclose(ours[1], theirs[1], atol=1e-6)
+    _, same = run(tokens=TOKENS[:, :5], lengths=np.zeros(2, np.int32), past=nothing)
+    jax.tree.map(np.testing.assert_array_equal, same.layers[0], nothing.layers[0])
 
 
 def test_unstacked_weights_are_copies():

@@ -77,11 +77,11 @@ def segments(draw, length=LENGTH):
     return np.array((out + [0] * length)[:length], np.int32)
 
 
-@given(st.integers(0, 9), segments(), st.sampled_from([1, 4, 8, 64]), st.booleans())
+@given(st.integers(0, 9), segments(), st.sampled_from([1, 8, 64]), st.integers(0, 1))
 @settings(max_examples=40)
 def test_chunks_of_any_size_equal_the_recurrence(seed, segment, chunk, carried):
     arrays, rng = inputs(seed), np.random.default_rng(seed)
-    state = rng.normal(size=(1, VALUES, KEY, DEPTH)).astype(np.float32) if carried else None
+    state = carried * rng.normal(size=(1, VALUES, KEY, DEPTH)).astype(np.float32)
     want, memory = recurrence(*arrays, segment[None], state)
     got, found = alone(arrays, segment[None], state, chunk)
     np.testing.assert_allclose(got, want, atol=3e-6)
@@ -176,8 +176,10 @@ def by_steps(q, k, v, log_decay, beta, segment, state):
 
 
 def test_gradients_equal_those_of_the_recurrence():
-    """Three sequences, one across chunks, padding behind; the carried memory has a gradient too."""
+    """Three sequences, one across chunks, padding behind; a decay that forgets everything; the
+    carried memory has a gradient too."""
     arrays, rng = inputs(6, batch=2), np.random.default_rng(6)
+    arrays[3][:, 5] = -200.0
     segment = np.array([[1] * 13 + [2] * 8 + [0] * 3, [1] * 3 + [2] * 3 + [3] * 18], np.int32)
     state = rng.normal(size=(2, VALUES, KEY, DEPTH)).astype(np.float32)
     seen = rng.normal(size=(2, LENGTH, VALUES, DEPTH)).astype(np.float32)
@@ -195,26 +197,7 @@ def test_gradients_equal_those_of_the_recurrence():
         np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(b).max()) + 1e-6)
 
 
-def test_gradients_equal_finite_differences_and_stay_finite_at_full_decay():
-    arrays = inputs(7)
-    arrays[3][:, 5] = -80.0  # forgets everything at once
-    segment = np.ones((1, LENGTH), np.int32)
-
-    @jax.jit
-    def loss(arrays):
-        return jnp.sum(jnp.sin(gated_delta_rule(*arrays, segment, chunk=8)[0]))
-
-    gradient = jax.jit(jax.grad(loss))(arrays)
-    rng = np.random.default_rng(0)
-    for i, found in enumerate(gradient):
-        assert np.isfinite(found).all()
-        way = rng.normal(size=found.shape).astype(np.float32)
-        up, down = ([*arrays[:i], arrays[i] + s * way, *arrays[i + 1 :]] for s in (1e-3, -1e-3))
-        slope = float(loss(up) - loss(down)) / 2e-3
-        assert slope == pytest.approx(float(np.vdot(found, way)), rel=2e-2, abs=2e-2)
-
-
-@pytest.mark.parametrize("size", [1, 2, 16])
+@pytest.mark.parametrize("size", [1, 2, 4, 16])
 def test_inverse_of_unit_lower_triangular_matrices(size):
     a = np.tril(np.random.default_rng(0).normal(size=(2, 3, size, size)), -1).astype(np.float32) / 2
     want = np.linalg.inv(np.eye(size) + a)
