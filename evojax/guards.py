@@ -79,6 +79,12 @@ def _by(
 GUARDS: tuple[Guard, ...] = (
     _by("mode", ("evaluate", "diagnose", "backtest"), "version"),
     _by("policy.source", ("path",), "policy.path"),
+    Guard(
+        ("policy.lora.alpha", "policy.lora.targets"),
+        "policy.lora.rank",
+        lambda cfg: cfg.policy.lora.rank > 0,
+        "set policy.lora.rank=8",
+    ),
     _by("policy.source", ("hub",), "policy.repo", "policy.revision"),
     _by("policy.source", ("random", "hub"), "policy.arch"),
     _by("policy.arch.family", ("qwen3_5",), "policy.arch.linear", "policy.arch.rotary_share"),

@@ -19,7 +19,8 @@ from evojax.config import MODES
 from evojax.errors import InputError, Problem
 from evojax.overrides import group_options
 from evojax.paths import nearest_existing
-from evojax.policy.conf import SOURCES, policy_problems, stated_params
+from evojax.policy.conf import SOURCES, policy_problems
+from evojax.policy.files import file_problems, training_bytes, weight_bytes
 from evojax.policy.shape import DTYPES, REMAT
 
 MUTABLE = ("reward", "filter", "sampling", "data", "algorithm", "diagnostics")
@@ -60,6 +61,8 @@ _UNIT = Range(0, 1, open_low=True, open_high=True)
 
 RANGES: dict[str, Range] = {
     "seed": _FROM_0,
+    "policy.lora.rank": _FROM_0,
+    "policy.lora.alpha": _POSITIVE,
     "rollout.max_batch": _FROM_1,
     "domain.train_items": _FROM_1,
     "domain.eval_items": Range(2),  # an interval over items needs two
@@ -247,13 +250,7 @@ def _recipe(cfg: DictConfig) -> Iterable[Problem]:
 
 
 def _files(cfg: DictConfig) -> Iterable[Problem]:
-    if cfg.policy.source == "path":
-        root = Path(cfg.policy.path) if cfg.policy.path else None
-        if root is None or not root.is_dir():
-            yield Problem("no such directory", "policy.path", cfg.policy.path, "give a directory")
-        elif not (root / "config.json").is_file() or not list(root.glob("*.safetensors")):
-            remedy = "it must hold config.json, *.safetensors and tokenizer.json"
-            yield Problem("not a Hugging Face model directory", "policy.path", str(root), remedy)
+    yield from file_problems(cfg.policy)
     if cfg.domain.path is not None:
         file = Path(cfg.domain.path)
         if not file.is_file():
@@ -274,16 +271,14 @@ def disk_need(cfg: DictConfig) -> int:
     """Bytes a run writes at least: a training state and the weights of each version, float32.
 
     ``need = 4 N (3 + versions) + 64 MiB`` with N parameters; a training state holds the weights
-    and the two moments of AdamW. What a resumed run has written already is not counted again.
+    and the two moments of AdamW, or nothing but adapters, which count as none. What a resumed run
+    has written already is not counted again.
     """
-    if cfg.policy.source == "path":
-        size = sum(f.stat().st_size for f in Path(cfg.policy.path).glob("*.safetensors"))
-    else:
-        size = 4 * stated_params(cfg.policy)
     rounds = 0 if cfg.mode == "train" else cfg.evolution.rounds
     versions = 1 + rounds * (cfg.evolution.candidates + 1)
     there = Path(cfg.resume).glob("versions/*/policy/*.safetensors") if cfg.resume else ()
-    return max(size * (3 + versions) - sum(f.stat().st_size for f in there), 0) + _FREE_DISK
+    size = training_bytes(cfg.policy) + versions * weight_bytes(cfg.policy)
+    return max(size - sum(f.stat().st_size for f in there), 0) + _FREE_DISK
 
 
 def _disk(cfg: DictConfig) -> Iterable[Problem]:

@@ -39,6 +39,7 @@ _BENCHES: dict[str, tuple[str, ...]] = {
     "policy.path": ("model from files",),
     **{key: ("start",) for key in ("policy.repo", "policy.revision")},
     "policy.source": ("model from files",),
+    "policy.lora": ("run",),
     "policy": ("random model", "run"),
     "rollout.max_batch": ("run",),
     "domain.name": ("start",),

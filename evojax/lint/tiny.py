@@ -18,6 +18,7 @@ ARCH = {
     "max_position": 64,
 }
 LINEAR = {"interval": 2, "key_heads": 1, "value_heads": 2, "key_dim": 8, "value_dim": 8}
+LINEARS = ("q", "k", "v", "o", "gate", "up", "down")  # of such a model
 TASKS = ["tiny_copy", "tiny_succ"]
 
 
@@ -60,6 +61,10 @@ def tiny(cfg: DictConfig) -> tuple[DictConfig, list[str]]:
         "eval.samples": 6,  # as many prompts and samples as a step has: one compiled program
         "eval.max_new_tokens": 2,
     }
+    if cfg.policy.lora.rank:
+        here = [name for name in cfg.policy.lora.targets if name in LINEARS]
+        values |= {"policy.lora.rank": min(cfg.policy.lora.rank, 2)}
+        values |= {"policy.lora.targets": here or ["q"]}
     words = [f"sizes and budgets are cut down, algorithm.lr is {values['algorithm.lr']}"]
     if cfg.policy.source != "random":
         words.insert(0, f"the policy {cfg.policy.source} is replaced by a tiny random model")

@@ -44,6 +44,8 @@ _OTHERS: dict[str, Other] = {
     "policy.arch.num_heads": _scaled(2),
     "policy.arch.num_kv_heads": _scaled(2),
     "policy.arch.max_position": _values(4),
+    "policy.lora.rank": lambda now: [0 if now else 2],
+    "policy.lora.targets": _values(["v"], ["o"]),
     "rollout.max_batch": _values(1, 2),
     "domain.tasks": _values(["gcd"], ["tiny_succ"]),
     "domain.train_items": _values(1, 2),

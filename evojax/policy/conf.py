@@ -11,6 +11,7 @@ from typing import Any
 
 from evojax.config import PolicyConf
 from evojax.errors import Problem
+from evojax.policy.lora_conf import lora_problems
 from evojax.policy.shape import (
     SMOLLM2_135M,
     TRAITS,
@@ -93,6 +94,7 @@ def _problem(policy: PolicyConf, what: str) -> Problem:
 
 def policy_problems(policy: PolicyConf) -> Iterator[Problem]:
     """What is wrong with the section, but for names and files."""
+    yield from lora_problems(policy.lora)
     if policy.source in STATED:
         yield from arch_problems(policy)
     if policy.source != "hub":

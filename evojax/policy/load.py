@@ -10,6 +10,8 @@ from evojax.config import PolicyConf
 from evojax.errors import InputError, Problem
 from evojax.policy.conf import SOURCES, arch_problems, arch_shape
 from evojax.policy.decoder import Params, init_params
+from evojax.policy.files import is_gguf
+from evojax.policy.gguf_in import gguf_shape, load_gguf
 from evojax.policy.hf import load_hf, read_config
 from evojax.policy.shape import SMOLLM2_135M, ModelConfig
 from evojax.policy.tokenizer import ALPHABET, CharTokenizer, HFTokenizer, Tokenizer
@@ -46,8 +48,8 @@ def load_policy(conf: PolicyConf, seed: int) -> Policy:
 
         return _from_directory(conf, smollm2_directory(), "SmolLM2-135M-Instruct")
     if conf.source == "path":
-        directory = _directory(conf)
-        return _from_directory(conf, directory, directory.name)
+        path = _path(conf)
+        return _from_gguf(conf, path) if is_gguf(path) else _from_directory(conf, path, path.name)
     if conf.source == "hub":
         return _from_hub(conf)
     if conf.source == "random":
@@ -67,7 +69,8 @@ def policy_shape(conf: PolicyConf) -> ModelConfig:
     if conf.source == "smollm2_135m":
         return _as_configured(SMOLLM2_135M, conf)
     if conf.source == "path":
-        return _as_configured(read_config(_directory(conf)), conf)
+        path = _path(conf)
+        return _as_configured(gguf_shape(path) if is_gguf(path) else read_config(path), conf)
     if conf.source in ("hub", "random"):
         return _sound(conf, arch_problems(conf))
     raise _unknown(conf)
@@ -83,29 +86,42 @@ def _as_configured(shape: ModelConfig, conf: PolicyConf) -> ModelConfig:
     return dataclasses.replace(shape, compute_dtype=conf.compute_dtype, remat=conf.remat)
 
 
-def _directory(conf: PolicyConf) -> Path:
+def _path(conf: PolicyConf) -> Path:
     if not conf.path:
         raise InputError.one(
-            "policy.source=path needs a directory",
+            "policy.source=path needs a directory or a GGUF file",
             "policy.path",
             conf.path,
-            "set policy.path to a local Hugging Face model directory",
+            "set policy.path to a local Hugging Face model directory, or to a .gguf file",
         )
     return Path(conf.path).expanduser().resolve()
 
 
 def _from_directory(conf: PolicyConf, directory: Path, label: str) -> Policy:
-    shape, params = load_hf(directory)
+    return _loaded(conf, *load_hf(directory), HFTokenizer.load(directory), label, directory)
+
+
+def _from_gguf(conf: PolicyConf, file: Path) -> Policy:
+    return _loaded(conf, *load_gguf(file), file.stem, file)
+
+
+def _loaded(
+    conf: PolicyConf,
+    shape: ModelConfig,
+    params: Params,
+    tokenizer: Tokenizer,
+    label: str,
+    source: Path,
+) -> Policy:
     cfg = _as_configured(shape, conf)
-    tokenizer = HFTokenizer.load(directory)
     if tokenizer.vocab_size > cfg.vocab_size:
         raise InputError.one(
             f"the tokenizer has {tokenizer.vocab_size} ids, the model only {cfg.vocab_size}",
             "policy.path",
-            str(directory),
+            str(source),
             "use the tokenizer that belongs to these weights",
         )
-    return Policy(cfg, params, tokenizer, label, directory)
+    return Policy(cfg, params, tokenizer, label, source)
 
 
 def _from_hub(conf: PolicyConf) -> Policy:

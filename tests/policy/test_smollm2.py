@@ -7,11 +7,11 @@ import time
 import zipfile
 from pathlib import Path
 
-import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gguf_files import write_gguf
 
 from evojax.errors import UnavailableError
 from evojax.policy import decoder, smollm2
@@ -23,49 +23,9 @@ from evojax.policy.tokenizer import HFTokenizer
 CFG = ModelConfig(6, 8, 32, 2, 2, 1, 4, 100.0, 1e-5, 64)
 
 
-def interleaved(matrix: np.ndarray, dim: int) -> np.ndarray:
-    """The order in which llama.cpp stores query and key rows: pairs side by side."""
-    rows, width = matrix.shape
-    return matrix.reshape(rows // dim, 2, dim // 2, width).swapaxes(1, 2).reshape(rows, width)
-
-
-def write_gguf(file: Path, params) -> None:
-    writer = gguf.GGUFWriter(str(file), "llama")
-    writer.add_vocab_size(CFG.vocab_size)
-    writer.add_context_length(CFG.max_position)
-    writer.add_embedding_length(CFG.hidden_size)
-    writer.add_feed_forward_length(CFG.intermediate_size)
-    writer.add_block_count(CFG.num_layers)
-    writer.add_head_count(CFG.num_heads)
-    writer.add_head_count_kv(CFG.num_kv_heads)
-    writer.add_rope_freq_base(CFG.rope_theta)
-    writer.add_layer_norm_rms_eps(CFG.rms_eps)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(["<|end|>", "<|start|>", "1", "2", "a", "1a"])
-    writer.add_token_types([3, 3, 1, 1, 1, 1])
-    writer.add_token_merges(["1 a"])
-    writer.add_eos_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_unk_token_id(0)
-    writer.add_pad_token_id(0)
-    writer.add_chat_template("{{ messages[0]['content'] }}")
-    writer.add_tensor("token_embd.weight", np.asarray(params["embed"]))
-    writer.add_tensor("output_norm.weight", np.asarray(params["final_norm"]))
-    for name, stacked in params["layers"].items():
-        for i, value in enumerate(np.asarray(stacked)):
-            out = np.ascontiguousarray(value.T)
-            if name in ("q", "k"):
-                out = interleaved(out, CFG.head_dim)
-            writer.add_tensor(f"blk.{i}.{smollm2._NAMES[name]}.weight", out)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def test_conversion_restores_weights_shape_and_tokenizer(tmp_path):
     params = init_params(CFG, 4)
-    write_gguf(tmp_path / "m.gguf", params)
+    write_gguf(tmp_path / "m.gguf", CFG, params)
     smollm2.convert(tmp_path / "m.gguf", tmp_path / "out")
     cfg, loaded = load_hf(tmp_path / "out")
     assert cfg == CFG
