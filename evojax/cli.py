@@ -14,6 +14,7 @@ import sys
 import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,25 @@ def _terminate(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def _mirrored(cfg: DictConfig, work: Callable[[], int]) -> int:
+    """Do ``work`` in one process; in the others, of several, its part on devices.
+
+    Nothing imports JAX before: a command that needs one process stays fast.
+    """
+    if not cfg.hardware.distributed:
+        return work()
+    from evojax import distributed
+    from evojax.training.crew import follow
+
+    if not distributed.join():
+        follow()
+        return EXIT_OK
+    try:
+        return work()
+    finally:
+        distributed.dismiss()
+
+
 def _dispatch(cfg: DictConfig, run_dir: Path) -> int:
     """Hand one composed and checked configuration to the mode that it asks for."""
     hydra = HydraConfig.get()
@@ -111,6 +131,8 @@ def task(cfg: DictConfig) -> int:
         if value and not (key == "evolution.repo" and value == "private"):
             OmegaConf.update(cfg, key, paths.anchored(value, Path(hydra.runtime.cwd)))
     try:
+        if hydra.mode == RunMode.MULTIRUN:
+            return _mirrored(cfg, lambda: _dispatch(cfg, run_dir))
         return _dispatch(cfg, run_dir)
     except (KeyboardInterrupt, Interrupted) as error:
         if hydra.mode == RunMode.MULTIRUN:
@@ -219,9 +241,10 @@ class Application:
         texts = list(self.overrides)
         if self.args.multirun:
             texts.append("hydra.mode=MULTIRUN")
-        cfg = hydra.compose_config(
-            self.config_name, texts, RunMode.MULTIRUN, validate_sweep_overrides=False
-        )
+        cfg = self._composed(hydra, texts)
+        if cfg.mode == "plan" and OmegaConf.is_missing(cfg, "experiment"):
+            texts.append("+experiment=plan")  # chips and a model are enough to plan
+            cfg = self._composed(hydra, texts)
         multirun = cfg.hydra.mode == RunMode.MULTIRUN
         parsed = checks.parse(texts)
         problems = [] if multirun else checks.unwanted_sweeps(parsed)
@@ -234,7 +257,13 @@ class Application:
             raise InputError(problems)
         if not multirun:
             check(OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"]))
-        return self._run_in(self._place(cfg, multirun), hydra, texts, multirun)
+        run = partial(self._run_in, self._place(cfg, multirun), hydra, texts, multirun)
+        return run() if multirun else _mirrored(cfg, run)
+
+    def _composed(self, hydra: Hydra, texts: list[str]) -> DictConfig:
+        return hydra.compose_config(
+            self.config_name, texts, RunMode.MULTIRUN, validate_sweep_overrides=False
+        )
 
     def _place(self, cfg: DictConfig, multirun: bool) -> Path:
         key = "hydra.sweep.dir" if multirun else "hydra.run.dir"

@@ -25,7 +25,8 @@ from evojax.errors import InputError
 from evojax.evolution.yaml_files import has_path, read_yaml, replace_text, set_path, write_yaml
 
 # Where and how a run is done, not what is trained: never part of a version.
-RUN_ONLY = ("experiment", "mode", "resume", "live", "output_root", "version", "evolution.repo")
+RUN_ONLY = ("experiment", "mode", "resume", "live", "output_root", "version", "hardware")
+RUN_ONLY += ("plan", "evolution.repo", "hydra")
 _KEY = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 _COMPOSING = threading.RLock()
 
@@ -232,7 +233,7 @@ def bake_overrides(conf_dir: Path, experiment: str, overrides: Sequence[str]) ->
             same effect from the file; the file is then as it was.
     """
     path = _experiment_file(conf_dir, experiment)
-    parsed = [o for o in _parse(overrides) if not _run_only(o.key_or_group)]
+    parsed = [o for o in _parse(overrides) if not is_run_only(o.key_or_group)]
     picks = [experiment_override(experiment)]
     intended = compose_conf(conf_dir, picks + [cast(str, o.input_line) for o in parsed])
     before = path.read_text(encoding="utf-8")
@@ -263,8 +264,13 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
         raise InputError.one(str(error), "command line", list(overrides), remedy) from error
 
 
-def _run_only(key: str) -> bool:
-    return key in RUN_ONLY or key == "hydra" or key.startswith(("hydra.", "hydra/"))
+def is_run_only(key: str) -> bool:
+    """Whether a key, or the group of a choice, never is part of a version.
+
+    >>> is_run_only("hardware.mesh.tp"), is_run_only("hydra/launcher"), is_run_only("train.steps")
+    (True, True, False)
+    """
+    return key in RUN_ONLY or re.split(r"[./]", key)[0] in RUN_ONLY
 
 
 def _stated(override: Override) -> Any:

@@ -19,11 +19,11 @@ from evojax.policy.decoder import Params
 from evojax.policy.hf import load_hf, save_hf
 from evojax.policy.load import Policy, load_policy
 from evojax.report.live import LiveView
-from evojax.rollout.embedded import EmbeddedEngine
 from evojax.training.collect import Sampler, encode_prompt
+from evojax.training.crew import make_engine
 from evojax.training.interrupt import InterruptGuard
 
-NOT_NUMBERS = ("mode", "resume", "version", "output_root", "live")
+NOT_NUMBERS = ("mode", "resume", "version", "output_root", "live", "hardware", "plan")
 
 
 def typed(cfg: DictConfig) -> EvojaxConf:
@@ -34,7 +34,8 @@ def typed(cfg: DictConfig) -> EvojaxConf:
 def config_hash(cfg: DictConfig) -> str:
     """sha256 of everything that can change a version's numbers.
 
-    Left out (``NOT_NUMBERS``): where output goes and how it is shown, which do not.
+    Left out (``NOT_NUMBERS``): where output goes, how it is shown, and on what it is computed: a
+    run may go on on other devices, whose sums differ by rounding.
     """
     plain = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
     for key in NOT_NUMBERS:
@@ -65,7 +66,7 @@ class Workshop:
             split: self.domain.items(split) for split in ("train", "eval", "audit")
         }
         self._check_lengths()
-        engine = EmbeddedEngine(self.model, self.tokenizer.pad_id, cfg.rollout.max_batch)
+        engine = make_engine(self.model, self.tokenizer.pad_id, cfg.rollout.max_batch)
         self.sampler = Sampler(engine, self.domain, self.tokenizer)
 
     def base_params(self) -> Params:

@@ -14,7 +14,7 @@ from jax import lax
 from evojax.policy.attention import with_backward
 from evojax.policy.decoder import ModelConfig, Params
 from evojax.policy.products import across, dot, row_sums
-from evojax.policy.sharding import matrix_for_use
+from evojax.policy.sharding import lookup, matrix_for_use
 
 _KEEP = 512 * 1024 * 1024  # bytes of a row's logits kept for the backward pass; above, made again
 _CHUNK = 128 * 1024 * 1024  # bytes of a row's logits computed at once where they are not kept
@@ -168,12 +168,13 @@ def token_scores(
         entropy_grad: the entropy is differentiated too; otherwise it costs no backward pass.
     """
     tied = cfg.tie_embeddings
-    matrix = matrix_for_use(params, "embed" if tied else "head")
+    name = "embed" if tied else "head"
+    matrix = matrix_for_use(params, name)
     dtype = cfg.compute_dtype
     norm, entropy = softmax_statistics(hidden, matrix, temperature, tied, entropy_grad, dtype)
     if not entropy_grad:
         entropy = lax.stop_gradient(entropy)
-    columns = matrix[target] if tied else jnp.moveaxis(matrix[:, target], 0, -1)
+    columns = lookup(params[name], target, 1 - int(tied))
     one, two = (x.astype(dtype).astype(jnp.float32) for x in (pick(hidden, slot), columns))
     picked = jnp.sum(one * two, axis=-1) / temperature
     return picked - pick(norm, slot), pick(entropy, slot)

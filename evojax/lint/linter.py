@@ -62,6 +62,7 @@ _BENCHES: dict[str, tuple[str, ...]] = {
     "evolution.repo": ("start",),
     "evolution": ("loop",),
     "version": ("run",),
+    **{f"hardware.{key}": ("start",) for key in ("name", "mesh", "distributed")},
     **{key: ("start",) for key in ("experiment", "mode", "resume", "output_root", "live")},
     "rollout": ("start",),
 }

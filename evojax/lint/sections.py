@@ -17,6 +17,7 @@ from evojax.domains.base import load_domain
 from evojax.evolution.examine import examine
 from evojax.evolution.judging import judge
 from evojax.evolution.store import VersionResult, VersionStore
+from evojax.hardware import hardware_words
 from evojax.lint.trail import Trail
 from evojax.policy.hf import save_hf
 from evojax.policy.load import load_policy
@@ -41,6 +42,7 @@ def start(cfg: DictConfig, conf: EvojaxConf, trail: Trail, conf_dir: Path) -> No
     from evojax.run import RUNNERS
 
     trail.mark("preflight", [str(problem) for problem in preflight(cfg)])
+    trail.mark("hardware", hardware_words(conf.hardware))
     trail.mark("what is run", RUNNERS.get(conf.mode, "mode").__name__)
     place = OmegaConf.load(conf_dir / "config.yaml")["hydra"]["run"]  # type: ignore[index]
     text = _RESOLVERS.sub("", str(OmegaConf.to_container(place)["dir"]))  # type: ignore[index]

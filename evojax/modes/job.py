@@ -19,10 +19,10 @@ from evojax.errors import InputError, Problem, UnavailableError
 from evojax.evolution.boundary import changed_keys
 from evojax.evolution.checkout import checkout_problems, open_checkout
 from evojax.evolution.config_edit import (
-    RUN_ONLY,
     bake_overrides,
     compose_conf,
     experiment_override,
+    is_run_only,
 )
 from evojax.evolution.harness import HarnessRepo
 from evojax.evolution.manifest import (
@@ -177,7 +177,7 @@ class Job:
         other = {
             key: values
             for key, values in changed_keys(found, self.cfg).items()
-            if key not in (*RUN_ONLY, *PATH_KEYS)
+            if not is_run_only(key) and key not in PATH_KEYS
         }
         if other:
             remedy = f"add --config-dir {path / 'conf'}, or use a new run directory"

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -74,8 +75,12 @@ def batch_shards(mesh: Mesh | None) -> int:
 
 
 def _names(path: tuple[Any, ...]) -> list[str]:
-    keys = (key.key for key in path if isinstance(key, jax.tree_util.DictKey))
-    return [str(key) for key in keys]
+    """Keys of dictionaries, and which factor of an ``Adapted`` it is."""
+    dictionary, field = jax.tree_util.DictKey, jax.tree_util.GetAttrKey
+    found = [str(key.key) for key in path if isinstance(key, dictionary)]
+    last = path[-1] if path else None
+    factor = isinstance(last, field) and last.name in ("a", "b")
+    return [*found, last.name] if factor else found
 
 
 def rule_of(names: list[str]) -> tuple[Axis, ...]:
@@ -87,7 +92,9 @@ def rule_of(names: list[str]) -> tuple[Axis, ...]:
     ((None, 'fsdp', None), (None, None, 'tp'))
     """
     if len(names) > 1 and names[-1] in ("a", "b") and (of := RULES.get(names[-2])):
-        return (None, of[1], None) if names[-1] == "a" else (None, None, of[2])
+        *stacked, rows, columns = of
+        stack = (None,) * len(stacked)
+        return (*stack, rows, None) if names[-1] == "a" else (*stack, None, columns)
     return RULES.get(names[-1], ()) if names else ()
 
 
@@ -263,3 +270,28 @@ def replicated(tree: Tree) -> Tree:
     if not _on_mesh():
         return tree
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, P()), tree)
+
+
+def lookup(matrix: jax.Array, ids: jax.Array, vocabulary: int = 0) -> jax.Array:
+    """Vectors ``[..., D]`` of token ids ``[A, ...]``.
+
+    On a mesh each part of the vocabulary looks up its own ids, and gradients are summed straight
+    into the parts that devices keep; the compiler alone would send the vectors around instead.
+
+    Args:
+        matrix: ``[V, D]``, or ``[D, V]`` with ``vocabulary`` 1: the dimension of the ids.
+    """
+    if not _on_mesh():
+        return matrix[ids] if vocabulary == 0 else jnp.moveaxis(matrix[:, ids], 0, -1)
+
+    def local(part: jax.Array, mine: jax.Array) -> jax.Array:
+        part = jax.lax.all_gather(part, "fsdp", axis=1 - vocabulary, tiled=True)
+        size = part.shape[vocabulary]
+        place = mine - jax.lax.axis_index("tp") * size
+        found = jnp.take(part, place, axis=vocabulary, mode="clip")
+        found = found if vocabulary == 0 else jnp.moveaxis(found, 0, -1)
+        here = (place >= 0) & (place < size)
+        return jax.lax.psum(jnp.where(here[..., None], found, 0.0), "tp")
+
+    cut = P("tp", "fsdp") if vocabulary == 0 else P("fsdp", "tp")
+    return jax.shard_map(local, in_specs=(cut, P(BATCH)), out_specs=P(BATCH))(matrix, ids)

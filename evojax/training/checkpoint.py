@@ -3,7 +3,8 @@
 Layout: ``<directory>/step_00000008/{arrays/, meta.json, COMPLETE.json}``. A checkpoint is written
 under a temporary name; the marker, with size and checksum of every other file, is written last;
 then the directory is renamed. Saving is synchronous: when ``save`` returns, the bytes are on their
-way to the disk and the state may be donated.
+way to the disk and the state may be donated. Of several processes each writes and reads its part
+of the arrays, in a directory that all see; everything else is process 0's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ import jax
 import orbax.checkpoint as ocp
 from jax.sharding import SingleDeviceSharding
 
+from evojax import distributed
 from evojax.errors import UnavailableError
 
 _MARKER = "COMPLETE.json"
@@ -62,30 +65,59 @@ def save(
         keep: complete checkpoints to keep, >= 1; damaged ones are never removed.
 
     Raises:
-        UnavailableError: the disk is full or failed; earlier checkpoints are untouched.
+        UnavailableError: the disk is full or failed, in any process; earlier checkpoints are
+            untouched.
     """
     directory = Path(directory).absolute()
     final = directory / f"step_{step:08d}"
-    temporary = directory / f"{_TEMPORARY}{final.name}-{os.getpid()}"
+    temporary = directory / f"{_TEMPORARY}{final.name}-{distributed.agreed(os.getpid())}"
     text = json.dumps(meta, sort_keys=True)
-    try:
+
+    def begin() -> None:
         directory.mkdir(parents=True, exist_ok=True)
         for stale in directory.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(stale, ignore_errors=True)
         temporary.mkdir()
-        _write_arrays(temporary / _ARRAYS, state)
+
+    def finish() -> None:
         (temporary / _META).write_text(text, encoding="utf-8")
         _write_marker(temporary, step)
         _put_in_place(temporary, final)
-    except _IO_FAULTS as error:
-        raise UnavailableError(
-            f"checkpoint of step {step} could not be written to {directory}: {error}. Earlier "
-            "checkpoints are untouched. Remedy: free disk space there, then resume the run"
-        ) from error
+        _forget_old(directory, max(keep, 1))
+
+    def write() -> None:
+        _write_arrays(temporary / _ARRAYS, state)
+
+    first = distributed.is_first()
+    try:
+        for stage in (begin, write, finish) if first else (None, write, None):
+            _together(stage, f"checkpoint of step {step} could not be written to {directory}")
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    _forget_old(directory, max(keep, 1))
+        if first:
+            shutil.rmtree(temporary, ignore_errors=True)
     return final
+
+
+def _together(work: Callable[[], None] | None, fault: str) -> None:
+    """One stage of a save: what each process does, and whether all of them could.
+
+    Raises:
+        UnavailableError: in every process, when one of them failed.
+    """
+    caught: Exception | None = None
+    try:
+        if work is not None:
+            work()
+    except _IO_FAULTS as error:
+        caught = error
+    failures = [
+        words for words in distributed.exchange(caught and (str(caught) or "failed")) if words
+    ]
+    if caught is not None or failures:
+        raise UnavailableError(
+            f"{fault}: {caught or failures[0]}. Earlier checkpoints are untouched. Remedy: free "
+            "disk space there, then resume the run"
+        ) from caught
 
 
 def latest(directory: Path | str) -> int | None:
@@ -146,7 +178,7 @@ def _write_arrays(path: Path, state: Any) -> None:
 
 def _read_arrays(path: Path, abstract_state: Any) -> Any:
     """Always with a target: without one, orbax insists on the topology that saved."""
-    default = SingleDeviceSharding(jax.devices()[0])
+    default = SingleDeviceSharding(jax.local_devices()[0])
 
     def placed(leaf: Any) -> jax.ShapeDtypeStruct:
         sharding = getattr(leaf, "sharding", None) or default

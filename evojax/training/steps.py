@@ -111,6 +111,8 @@ class BatchUpdate:
             horizon=self.cfg.sampling.max_new_tokens,
             include_dead=self.updater.spec.needs_dead,
             groups=groups,
+            shards=self.updater.shards,
+            share=self.updater.cfg.linear is None,
         )
 
 

@@ -22,7 +22,7 @@ from evojax.grpo.filters import FilterState
 from evojax.grpo.update import Updater
 from evojax.policy.decoder import ModelConfig, Params
 from evojax.report.live import LiveView
-from evojax.training import checkpoint
+from evojax.training import crew
 from evojax.training.board import Board
 from evojax.training.collect import Sampler, StepRollouts, collect
 from evojax.training.interrupt import InterruptGuard
@@ -114,7 +114,12 @@ class VersionTrainer:
             TrainingFailed: updates kept being non-finite.
             UnavailableError: the disk failed.
         """
-        updater = Updater(self.model, self.cfg.algorithm, self.cfg.sampling.temperature)
+        updater = crew.make_updater(
+            self.model,
+            self.cfg.algorithm,
+            self.cfg.sampling.temperature,
+            self.cfg.hardware.mesh,
+        )
         first = start()
         updater.reference(first)
         writer = EvidenceWriter(self.directory / "evidence", self.run, arm.version)
@@ -127,7 +132,7 @@ class VersionTrainer:
                 row = self._step(batches, writer, arm, pool, progress)
                 board.update(row)
                 self.guard.check()
-        return progress.state["params"], progress.totals
+        return updater.weights(progress.state), progress.totals
 
     def _step(
         self,
@@ -140,7 +145,8 @@ class VersionTrainer:
         """One step: the evidence is written before the checkpoint that makes it count."""
         step = arm.start_step + progress.done
         began = time.perf_counter()
-        self.sampler.engine.load_weights(progress.state["params"], weights_tag(arm.version, step))
+        tag = weights_tag(arm.version, step)
+        self.sampler.engine.load_weights(batches.updater.weights(progress.state), tag)
         seconds = {"sync_s": time.perf_counter() - began}
         rollouts = collect(
             self.sampler, self.cfg, pool, progress.stats, step, progress.filter_state
@@ -186,7 +192,7 @@ class VersionTrainer:
 
     def _restored(self, updater: Updater, arm: Arm, stats: ItemStats) -> _Progress | None:
         """Where the newest checkpoint stands, or None without one."""
-        found = checkpoint.restore(self.checkpoints, updater.abstract_state())
+        found = crew.restore(self.checkpoints, updater)
         if found is None:
             return None
         for warning in found.warnings:
@@ -218,7 +224,7 @@ class VersionTrainer:
             "totals": vars(progress.totals),
         }
         step = arm.start_step + progress.done
-        checkpoint.save(self.checkpoints, step, progress.state, meta, keep=2)
+        crew.save(self.checkpoints, step, progress.state, meta)
 
     def _record(
         self, writer: EvidenceWriter, rollouts: StepRollouts, row: dict[str, Any], step: int
