@@ -12,25 +12,30 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).parent / "device_script.py"
+# The programs run once: compiling them well would cost more than it gains.
+FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0 "
+FLAGS += "--xla_llvm_disable_expensive_passes=true"
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    env = os.environ | {"XLA_FLAGS": FLAGS}
     place = tmp_path_factory.mktemp("state")
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(place)], capture_output=True, text=True, env=env,
-        timeout=300,
+        timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("mesh", ["8,1,1", "1,8,1", "1,1,8", "2,2,2", "4,1,2", "1,4,2"])
+@pytest.mark.parametrize("mesh", ["8,1,1", "1,8,1", "1,1,8", "2,2,2", "4,1,2"])
 def test_gradient_loss_and_weights_equal_those_of_one_device(found, mesh):
+    """Gradients to 2e-6 of their largest element; Adam's first step makes signs of the small."""
     errors = found["equality"][mesh]
-    assert errors["gradient"] < 1e-5 and errors["loss"] < 1e-5
-    assert errors["sums"] < 1e-5 and errors["weights"] < 1e-4
+    assert errors["gradient"] < 2e-6 and errors["weights"] < 2e-4
+    assert errors["metrics"]["loss"] < 1e-6 and len(errors["metrics"]) > 15
+    assert max(errors["metrics"].values()) < 1e-5
 
 
 def test_no_collective_gathers_the_logits(found):
