@@ -21,6 +21,7 @@ from evojax.grpo.optimizer import Hyper
 from evojax.grpo.pack import PackedRows
 from evojax.grpo.spec import UpdateSpec
 from evojax.policy.decoder import ModelConfig, Params
+from evojax.policy.lora import joined
 from evojax.policy.sharding import laid_out
 
 Sums = dict[str, jax.Array]
@@ -119,12 +120,21 @@ def row_loss(
 
 
 def batch_gradient(
-    params: Params, cfg: ModelConfig, spec: UpdateSpec, hyper: Hyper, rows: PackedRows
+    params: Params,
+    cfg: ModelConfig,
+    spec: UpdateSpec,
+    hyper: Hyper,
+    rows: PackedRows,
+    frozen: Params | None = None,
 ) -> tuple[Params, Sums]:
     """Gradient of the batch's loss and the summed metrics.
 
     The loop over micro-batches has a *traced* number of turns: what was not packed costs nothing,
     and batches of any number of live groups share one compilation.
+
+    Args:
+        params: what is trained: every weight, or adapters.
+        frozen: the weights that the adapters change; None where every weight is trained.
 
     Returns:
         Gradient, shaped like ``params``, and ``SUMS`` (added) with ``MAXIMA`` (the larger one).
@@ -132,11 +142,13 @@ def batch_gradient(
         them.
     """
 
+    def loss(trained: Params, row: PackedRows) -> tuple[jax.Array, Sums]:
+        weights = joined(trained, frozen, spec.lora_scale)
+        return row_loss(weights, cfg, spec, hyper, row)
+
     def add_row(index: jax.Array, carry: tuple[Params, Sums]) -> tuple[Params, Sums]:
         total, sums = carry
-        gradient, new = jax.grad(row_loss, has_aux=True)(
-            params, cfg, spec, hyper, row_at(rows, index)
-        )
+        gradient, new = jax.grad(loss, has_aux=True)(params, row_at(rows, index))
         merged = {name: sums[name] + new[name] for name in SUMS}
         merged |= {name: jnp.maximum(sums[name], new[name]) for name in MAXIMA}
         return laid_out(jax.tree.map(jnp.add, total, gradient)), merged

@@ -27,6 +27,7 @@ class UpdateSpec:
             sampled; otherwise against the sampler's.
         reuse_logp: those are the current ones, for there is only one optimizer step a batch:
             ``logp_old = stop_gradient(logp_cur)``, without a forward pass of its own.
+        lora_scale: of the adapters, None where every weight is trained.
     """
 
     objective: str
@@ -38,6 +39,7 @@ class UpdateSpec:
     reuse_logp: bool
     optimizer: str
     schedule: str
+    lora_scale: float | None = None
 
     @property
     def needs_dead(self) -> bool:
@@ -61,8 +63,8 @@ def _has_dual(algorithm: AlgorithmConf) -> bool:
     return set_here and not _reuses_logp(algorithm)
 
 
-def spec_of(algorithm: AlgorithmConf) -> UpdateSpec:
-    """The static half of ``algorithm``.
+def spec_of(algorithm: AlgorithmConf, lora_scale: float | None = None) -> UpdateSpec:
+    """The static half of ``algorithm``, and the scale of adapters, if there are any.
 
     >>> spec = spec_of(AlgorithmConf())
     >>> spec.kl_loss, spec.needs_dead, spec.scores_old
@@ -81,6 +83,7 @@ def spec_of(algorithm: AlgorithmConf) -> UpdateSpec:
         reuse_logp=_reuses_logp(algorithm),
         optimizer=algorithm.optimizer,
         schedule=algorithm.schedule,
+        lora_scale=lora_scale,
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from evojax.config import AlgorithmConf
+from evojax.config import AlgorithmConf, LoraConf
 from evojax.grpo.correction import effective_share
 from evojax.grpo.gradient import MAXIMA, SUMS, Sums, batch_gradient
 from evojax.grpo.logprobs import score
@@ -21,6 +21,7 @@ from evojax.grpo.pack import Packed, PackedRows
 from evojax.grpo.spec import UpdateSpec, hyper_of, spec_of
 from evojax.policy import sharding
 from evojax.policy.decoder import ModelConfig, Params, param_shapes
+from evojax.policy.lora import joined, merge, scale_of, trainable_shapes
 
 State = dict[str, Any]
 
@@ -30,7 +31,12 @@ PER_TOKEN += ("correction_truncated", "kl_k1", "kl_k3", "mismatch_k1", "mismatch
 
 @partial(jax.jit, static_argnames=("cfg", "spec"), donate_argnames=("state",))
 def update(
-    state: State, cfg: ModelConfig, spec: UpdateSpec, hyper: Hyper, rows: PackedRows
+    state: State,
+    cfg: ModelConfig,
+    spec: UpdateSpec,
+    hyper: Hyper,
+    rows: PackedRows,
+    frozen: Params | None = None,
 ) -> tuple[State, Sums]:
     """One optimizer step; a gradient that is not finite leaves weights and optimizer untouched.
 
@@ -38,9 +44,10 @@ def update(
         state: from ``Updater.init``; donated, its buffers hold the result, laid out alike on the
             devices of a mesh.
         hyper: float32 scalars, traced, so that arms with other values share the compilation.
+        frozen: the weights that adapters change; None where every weight is trained.
     """
     params = state["params"]
-    gradient, sums = batch_gradient(params, cfg, spec, hyper, rows)
+    gradient, sums = batch_gradient(params, cfg, spec, hyper, rows, frozen)
     norm = optax.tree.norm(gradient)
     finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"])
     rate = learning_rate(spec.schedule, hyper, state["step"])
@@ -72,6 +79,8 @@ class Updater:
         algorithm: objective and optimizer settings.
         temperature: the sampling temperature of the rollouts.
         mesh: devices that state and batches are spread over; None: the default device.
+        lora: adapters that are trained in place of the weights, see ``freeze``; None or rank 0:
+            every weight is trained.
 
     Raises:
         InputError: weights that the mesh cannot cut evenly.
@@ -84,29 +93,31 @@ class Updater:
         temperature: float,
         *,
         mesh: Mesh | None = None,
+        lora: LoraConf | None = None,
     ):
         self.cfg = cfg
-        self.spec = spec_of(algorithm)
+        self.lora = lora if lora is not None and lora.rank > 0 else None
+        self.spec = spec_of(algorithm, scale_of(self.lora) if self.lora else None)
         self.hyper = hyper_of(algorithm, temperature)
         self.mesh = mesh if mesh is not None and mesh.size > 1 else None
-        self._where = self._shardings()
+        self._where = self._shardings(self._shapes())
         self._reference: Params | None = None
+        self._frozen: Params | None = None
 
     @property
     def shards(self) -> int:
         """Rows that a micro-batch must have, see ``pack``."""
         return sharding.batch_shards(self.mesh)
 
-    def _shardings(self) -> State | None:
-        """Where each array of the state lies on the mesh."""
+    def _shardings(self, shapes: Any) -> Any:
+        """Where each array of a state, or of the weights, lies on the mesh."""
         if self.mesh is None:
             return None
-        return sharding.shardings(self._shapes(), self.mesh, sharding.head_units(self.cfg))
+        return sharding.shardings(shapes, self.mesh, sharding.head_units(self.cfg))
 
     def _shapes(self) -> State:
-        return jax.eval_shape(
-            lambda p: _new_state(p, self.spec, self.hyper), param_shapes(self.cfg)
-        )
+        shapes = trainable_shapes(self.cfg, self.lora)
+        return jax.eval_shape(lambda p: _new_state(p, self.spec, self.hyper), shapes)
 
     def _on_mesh(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
@@ -146,7 +157,21 @@ class Updater:
         if self.mesh is not None:
             rows = sharding.placed(rows, sharding.row_shardings(rows, self.mesh))
         with self._on_mesh():
-            return update.lower(state, self.cfg, self.spec, self.hyper, rows)
+            frozen = self.abstract_frozen()
+            return update.lower(state, self.cfg, self.spec, self.hyper, rows, frozen)
+
+    def abstract_frozen(self) -> Params | None:
+        """Shapes, types and places of what adapters change; None without adapters."""
+        if self.lora is None:
+            return None
+        shapes = param_shapes(self.cfg)
+        where = self._shardings(shapes)
+        return shapes if where is None else sharding.placed(shapes, where)
+
+    def freeze(self, params: Params) -> None:
+        """Keep the weights that the adapters change: by reference, never changed or donated."""
+        where = self._shardings(param_shapes(self.cfg))
+        self._frozen = params if where is None else sharding.place(params, where)
 
     def reference(self, params: Params) -> None:
         """Keep ``params`` as the KL reference: by reference, and never donated."""
@@ -170,11 +195,29 @@ class Updater:
     def _scored(self, params: Params, packed: Packed) -> np.ndarray:
         with self._on_mesh():
             rows = self._spread(packed)
-            return np.asarray(score(params, self.cfg, rows, self.hyper["temperature"]))
+            weights = joined(params, self._base(), self.spec.lora_scale)
+            return np.asarray(score(weights, self.cfg, rows, self.hyper["temperature"]))
+
+    def _base(self) -> Params | None:
+        """What was frozen.
+
+        Raises:
+            RuntimeError: there are adapters, and ``freeze`` was not called.
+        """
+        if self.lora and self._frozen is None:
+            raise RuntimeError("freeze comes before anything that adapters are used for")
+        return self._frozen
 
     def weights(self, state: State) -> Params:
         """The state's weights whole on this process's first device, as engines and files want
         them; all processes of a mesh call it together."""
+        params, base = state["params"], self._base()
+        if self.lora and base is not None:
+            params = merge(base, params, scale_of(self.lora))
+        return params if self.mesh is None else sharding.local(params)
+
+    def trained(self, state: State) -> Params:
+        """What is trained, every weight or the adapters; otherwise as ``weights``."""
         params = state["params"]
         return params if self.mesh is None else sharding.local(params)
 
@@ -201,7 +244,8 @@ class Updater:
             state = state | {"no_signal": state["no_signal"] + 1}
             return state, self._no_signal(state)
         with self._on_mesh():
-            state, sums = update(state, self.cfg, self.spec, self.hyper, self._spread(packed))
+            rows = self._spread(packed)
+            state, sums = update(state, self.cfg, self.spec, self.hyper, rows, self._base())
         values = {name: float(value) for name, value in jax.device_get(sums).items()}
         return state, _metrics(values, int(state["nonfinite_consecutive"]))
 
