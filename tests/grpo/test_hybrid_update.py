@@ -33,9 +33,9 @@ def packed(completions, per_row=2):
     return found
 
 
-@pytest.mark.parametrize("per_row", [1, 3])
-def test_case_G03_sampler_and_trainer_of_a_hybrid_agree(completions, per_row):
-    rows = packed(completions, per_row).rows
+def test_case_G03_sampler_and_trainer_of_a_hybrid_agree(completions):
+    rows = packed(completions).rows
+    assert rows.tail.max() > rows.tail.shape[2]  # sequences share lines
     valid = rows.response_mask
     assert valid.sum() == sum(len(c.token_ids) for group in completions for c in group)
     scored = np.asarray(score(hybrid_params(), HYBRID, rows, TEMPERATURE))

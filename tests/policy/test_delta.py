@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +22,10 @@ HEADS, VALUES, KEY, DEPTH = 2, 4, 3, 5  # two value heads read each key head
 CHANNELS, TAPS = 3, 4
 LENGTH = 24  # one shape for all examples: one compilation a chunk size
 
-rule = jax.jit(gated_delta_rule, static_argnames="chunk")
-step = jax.jit(delta_step)
-conv = jax.jit(causal_conv)
+rule: Any = jax.jit(gated_delta_rule, static_argnames="chunk")
+step: Any = jax.jit(delta_step)
+conv: Any = jax.jit(causal_conv)
+conv_one: Any = jax.jit(conv_step)
 
 
 def inputs(seed: int, batch: int = 1, length: int = LENGTH) -> list[np.ndarray]:
@@ -37,14 +39,15 @@ def inputs(seed: int, batch: int = 1, length: int = LENGTH) -> list[np.ndarray]:
     return [x.astype(np.float32) for x in (q, k, v, log_decay, beta)]
 
 
-def recurrence(q, k, v, log_decay, beta, segment, state=None):
+def recurrence(arrays, segment, state):
     """The equations one token after the other, one row and one head at a time, in float64."""
+    q, k, v, log_decay, beta = arrays
     batch, length, _, _ = q.shape
     out = np.zeros((batch, length, VALUES, DEPTH))
     final = np.zeros((batch, VALUES, KEY, DEPTH))
     for b in range(batch):
         for h in range(VALUES):
-            memory = np.zeros((KEY, DEPTH)) if state is None else np.array(state[b, h], float)
+            memory = np.array(state[b, h], float)
             last = None
             for t in range(length):
                 if segment[b, t] == 0:
@@ -82,7 +85,7 @@ def segments(draw, length=LENGTH):
 def test_chunks_of_any_size_equal_the_recurrence(seed, segment, chunk, carried):
     arrays, rng = inputs(seed), np.random.default_rng(seed)
     state = carried * rng.normal(size=(1, VALUES, KEY, DEPTH)).astype(np.float32)
-    want, memory = recurrence(*arrays, segment[None], state)
+    want, memory = recurrence(arrays, segment[None], state)
     got, found = alone(arrays, segment[None], state, chunk)
     np.testing.assert_allclose(got, want, atol=3e-6)
     np.testing.assert_allclose(found, memory, atol=3e-6)
@@ -152,7 +155,7 @@ def test_one_token_by_hand():
     """Memory 2 decays to 1; key 1 reads 1, value 3 corrects it by half of 2; query 4 reads 2."""
     one = np.ones((1, 1, 1, 1), np.float32)
     halved = np.log(np.full((1, 1, 1), 0.5, np.float32))
-    out, state = gated_delta_rule(
+    out, state = rule(
         4 * one, one, 3 * one, halved, 0.5 * one[..., 0], np.ones((1, 1), np.int32), 2 * one
     )
     assert float(out[0, 0, 0, 0]) == pytest.approx(8.0)
@@ -166,7 +169,7 @@ def by_steps(q, k, v, log_decay, beta, segment, state):
     def advance(memory, token):
         parts, new, number = token
         memory = jnp.where(new[:, None, None, None], 0.0, memory)
-        out, after = delta_step(*parts, memory)
+        out, after = step(*parts, memory)
         real = number[:, None, None] > 0
         return jnp.where(real[..., None], after, memory), jnp.where(real, out, 0.0)
 
@@ -240,6 +243,6 @@ def test_convolution_in_parts_and_by_steps_equals_the_whole(first):
     got, history = conv(part, weight, np.tile((np.arange(LENGTH) < first).astype(np.int32), (2, 1)))
     out = [np.asarray(got)[:, :first]]
     for t in range(first, LENGTH):
-        y, history = conv_step(x[:, t], weight, history)
+        y, history = conv_one(x[:, t], weight, history)
         out.append(np.asarray(y)[:, None])
     np.testing.assert_allclose(np.concatenate(out, 1), whole, atol=2e-6)

@@ -117,10 +117,11 @@ def test_tokens_depend_on_earlier_ones_of_their_sequence_only():
 
 
 def test_remat_changes_no_gradient():
+    row = jnp.asarray(SEQ[None]), jnp.arange(11)[None], jnp.asarray(causal(11))
+
     def gradient(cfg):
         def loss(params):
-            out = hidden_states(params, cfg, SEQ[None], np.arange(11)[None], causal(11))
-            return jnp.sum(jnp.sin(out))
+            return jnp.sum(jnp.sin(hidden_states(params, cfg, *row)))
 
         return jax.jit(jax.grad(loss))(hybrid_params())
 
@@ -131,6 +132,16 @@ def test_remat_changes_no_gradient():
         np.testing.assert_allclose(a, b, atol=1e-5 * float(np.abs(b).max()) + 1e-7)
 
 
+@partial(jax.jit, static_argnums=0)
+def recur_in_lines(shared, tail, *parts):
+    return over_lines(HYBRID, shared, tail)(*parts)[0]
+
+
+@jax.jit
+def recur_in_rows(segment, *parts):
+    return over_rows(HYBRID, segment)(*parts)[0]
+
+
 @pytest.mark.parametrize("shared", [0, 3])
 def test_lines_equal_rows(shared):
     """Two rows of two lines of four places, behind places that hold nothing."""
@@ -139,16 +150,15 @@ def test_lines_equal_rows(shared):
     conv = rng.normal(size=(LINEAR.channels, LINEAR.conv)).astype(np.float32)
     sizes = LINEAR.channels, LINEAR.value_heads, LINEAR.value_heads
     qkv, decay, beta = (rng.uniform(-1, 0, (2, shared + 8, n)).astype(np.float32) for n in sizes)
-    got, _ = over_lines(HYBRID, shared, tail)(conv, qkv, decay, -beta)
-    want, _ = over_rows(HYBRID, tail.reshape(4, 4))(
-        conv, *(x[:, shared:].reshape(4, 4, -1) for x in (qkv, decay, -beta))
-    )
+    parts = qkv, decay, -beta
+    got = recur_in_lines(shared, tail, conv, *parts)
+    by_line = (x[:, shared:].reshape(4, 4, -1) for x in parts)
+    want = recur_in_rows(tail.reshape(4, 4), conv, *by_line)
     np.testing.assert_allclose(got[:, shared:], want.reshape(2, 8, *want.shape[2:]), atol=1e-6)
     assert not np.asarray(got[:, :shared]).any()
 
 
 def test_layers_without_attention_need_to_know_how_tokens_meet():
     with pytest.raises(ValueError, match="recur"):
-        run_layers(
-            hybrid_params(), HYBRID, SEQ[None], np.arange(11)[None], lambda q, k, v: (q, None)
-        )
+        row = jnp.asarray(SEQ[None]), jnp.arange(11)[None]
+        run_layers(hybrid_params(), HYBRID, *row, lambda q, k, v: (q, None))
