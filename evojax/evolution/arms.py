@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 from omegaconf import DictConfig
@@ -124,14 +125,10 @@ class ArmRunner:
         """Evaluate the stored weights of a finished version on ``split``."""
         result = self.store.require(version)
         self.shop.view.phase(split, version)
-        params = self._stored_weights(self.store, version)
+        base = result.role == "base"
+        params = self.shop.base_params() if base else self.shop.load(self.store.path(version))
         self.shop.sampler.engine.load_weights(params, f"{version}@{result.end_step}")
         return evaluate(self.shop.sampler, self.shop.cfg, self.shop.pools[split], result.end_step)
-
-    def _stored_weights(self, store: VersionStore, version: str | None) -> Params:
-        if version is None or store.require(version).role == "base":
-            return self.shop.base_params()
-        return self.shop.load(store.path(version))
 
     def _weights(self, plan: ArmPlan) -> tuple[Params, TrainingTotals]:
         if plan.role == "base":
@@ -156,16 +153,19 @@ class ArmRunner:
             self.shop.guard,
         )
         stats = ItemStats()
-        if plan.parent is not None and self.parents.require(plan.parent).role != "base":
-            evidence = load_evidence(self.parents.path(plan.parent))
-            stats = item_stats(evidence.rollouts("train"))
+        parent = self._parent_dir(plan.parent)
+        if parent is not None:
+            stats = item_stats(load_evidence(parent).rollouts("train"))
         arm = Arm(plan.version, plan.start_step, plan.steps, config_hash(plan.cfg))
-        start: Callable[[], Params] = lambda: self._stored_weights(  # noqa: E731
-            self.parents, plan.parent
-        )
-        params, totals = trainer.train(arm, start, self.shop.pools["train"], stats)
-        self.shop.export(directory, params)
-        return params, totals
+        start = partial(self.shop.start, parent)
+        pool = self.shop.pools["train"]
+        trained, totals = trainer.train(arm, start, pool, stats, self.shop.frozen)
+        return self.shop.export(directory, trained), totals
+
+    def _parent_dir(self, parent: str | None) -> Path | None:
+        if parent is None or self.parents.require(parent).role == "base":
+            return None
+        return self.parents.path(parent)
 
     def _score(self, plan: ArmPlan, params: Params, result: VersionResult) -> None:
         cfg = self.shop.cfg  # the run's: how versions are scored is frozen for the loop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -18,6 +19,9 @@ from evojax.policy.compile_cache import enable_compile_cache
 from evojax.policy.decoder import Params
 from evojax.policy.hf import load_hf, save_hf
 from evojax.policy.load import Policy, load_policy
+from evojax.policy.lora import check as check_adapters
+from evojax.policy.lora import init_adapters, merge, scale_of
+from evojax.policy.peft import load_peft, save_peft
 from evojax.report.live import LiveView
 from evojax.training.collect import Sampler, encode_prompt
 from evojax.training.crew import make_engine
@@ -57,9 +61,13 @@ class Workshop:
         self.view = view
         self.guard = guard
         policy = load_policy(cfg.policy, cfg.seed)
+        self.lora = cfg.policy.lora if cfg.policy.lora.rank > 0 else None
+        if self.lora:
+            check_adapters(policy.params, self.lora)
         self.model = policy.cfg
         self.tokenizer = policy.tokenizer
         self.label = policy.label
+        self.source = policy.source_dir
         self._policy: Policy | None = policy
         self.domain: Domain = load_domain(cfg.domain)
         self.pools: dict[Split, list[Item]] = {
@@ -69,8 +77,16 @@ class Workshop:
         engine = make_engine(self.model, self.tokenizer.pad_id, cfg.rollout.max_batch)
         self.sampler = Sampler(engine, self.domain, self.tokenizer)
 
+    @cached_property
+    def frozen(self) -> Params | None:
+        """The base policy's weights below all adapters, kept for the run; None without those."""
+        return self._loaded() if self.lora else None
+
     def base_params(self) -> Params:
-        """The base policy's weights, loaded anew: the trainer's update donates what it is given."""
+        """The base policy's weights; loaded anew, but for those that stay below adapters."""
+        return self.frozen or self._loaded()
+
+    def _loaded(self) -> Params:
         policy = self._policy or load_policy(self.cfg.policy, self.cfg.seed)
         self._policy = None
         return policy.params
@@ -79,22 +95,49 @@ class Workshop:
         """Weights of a finished version."""
         return load_hf(version_dir / "policy")[1]
 
-    def export(self, version_dir: Path, params: Params) -> None:
-        """Write weights and tokenizer as a Hugging Face directory that ``transformers`` loads.
+    def start(self, parent: Path | None) -> Params:
+        """What the training of a version begins with: weights, or adapters where those are trained.
+
+        Args:
+            parent: directory of the version that it goes on from; None: the base policy.
+        """
+        if not self.lora:
+            return self.base_params() if parent is None else self.load(parent)
+        base = self.base_params()
+        if parent is None:
+            return init_adapters(base, self.lora, self.cfg.seed)
+        return load_peft(parent / "adapter", self.model, base, self.lora)
+
+    def export(self, version_dir: Path, trained: Params) -> Params:
+        """Write a version's policy as a Hugging Face directory that ``transformers`` loads.
+
+        Adapters are merged into it, and also written by themselves, for PEFT.
+
+        Args:
+            trained: weights, or adapters, see ``start``.
+
+        Returns:
+            The whole weights.
 
         Raises:
             UnavailableError: the disk refused.
         """
         from safetensors import SafetensorError
 
-        directory = version_dir / "policy"
+        directory, lora, params = version_dir / "policy", self.lora, trained
+        if lora:
+            params = merge(self.base_params(), trained, scale_of(lora))
         try:
+            if lora:
+                source = None if self.source is None else str(self.source)
+                save_peft(version_dir / "adapter", self.model, trained, lora, source)
             save_hf(directory, self.model, params, self.tokenizer)
         except (OSError, SafetensorError) as error:
             raise UnavailableError(
                 f"the weights could not be written to {directory}: {error}. Remedy: free disk "
                 "space there, then resume the run"
             ) from error
+        return params
 
     def close(self) -> None:
         """Stop grader processes."""

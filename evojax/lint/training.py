@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -151,7 +152,7 @@ class Ground:
         real: Any = update_module.update
 
         def run(*args: Any) -> Any:
-            trail.mark("packed batch", list(args[-1]))
+            trail.mark("packed batch", list(args[4]))
             trail.mark("lowered update", self.programs.of(real, args, {}))
             return real(*args)
 
@@ -184,11 +185,10 @@ class Ground:
             )
             pool = shop.pools["train"]
             with self.updates(trail):
-                params, totals = trainer.train(
-                    Arm("v001", 0, STEPS, "lint"), shop.base_params, pool, _rates(pool)
-                )
+                arm, start = Arm("v001", 0, STEPS, "lint"), partial(shop.start, None)
+                trained, totals = trainer.train(arm, start, pool, _rates(pool), shop.frozen)
             trail.mark("totals", vars(totals))
-            trail.mark("weights", jax.tree.leaves(params))
+            trail.mark("weights", jax.tree.leaves(trained))
 
     def evaluation(self, conf: EvojaxConf, trail: Trail) -> None:
         """Score the base policy on the evaluation items."""

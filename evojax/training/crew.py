@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from evojax import distributed
-from evojax.config import AlgorithmConf, MeshConf
+from evojax.config import AlgorithmConf, LoraConf, MeshConf
 from evojax.errors import EvojaxError
 from evojax.evidence.types import Completion
 from evojax.grpo.pack import Packed
@@ -39,13 +39,17 @@ def make_engine(cfg: ModelConfig, pad_id: int, max_batch: int) -> EmbeddedEngine
 
 
 def make_updater(
-    cfg: ModelConfig, algorithm: AlgorithmConf, temperature: float, mesh: MeshConf
+    cfg: ModelConfig,
+    algorithm: AlgorithmConf,
+    temperature: float,
+    mesh: MeshConf,
+    lora: LoraConf,
 ) -> Updater:
     """A version's updater, see ``Updater`` for the arguments."""
     if not distributed.several():
-        return Updater(cfg, algorithm, temperature, mesh=make_mesh(mesh))
-    distributed.tell("updater", cfg, algorithm, temperature, mesh)
-    return ToldUpdater(cfg, algorithm, temperature, mesh=make_mesh(mesh))
+        return Updater(cfg, algorithm, temperature, mesh=make_mesh(mesh), lora=lora)
+    distributed.tell("updater", cfg, algorithm, temperature, mesh, lora)
+    return ToldUpdater(cfg, algorithm, temperature, mesh=make_mesh(mesh), lora=lora)
 
 
 def save(directory: Path, step: int, state: State, meta: dict[str, Any]) -> None:
@@ -110,6 +114,11 @@ def _generate(
 class ToldUpdater(Updater):
     """Process 0's updater: what touches devices is told to the others first."""
 
+    def freeze(self, params: Params) -> None:
+        """See ``Updater``."""
+        distributed.tell("freeze", distributed.shapes_of(params))
+        super().freeze(distributed.broadcast(params))
+
     def reference(self, params: Params) -> None:
         """See ``Updater``."""
         distributed.tell("reference", distributed.shapes_of(params))
@@ -135,6 +144,13 @@ class ToldUpdater(Updater):
         distributed.tell("weights")
         _LATEST.weights = super().weights(state)
         return _LATEST.weights
+
+    def trained(self, state: State) -> Params:
+        """See ``Updater``."""
+        if self.lora is None:
+            return self.weights(state)
+        distributed.tell("trained")
+        return super().trained(state)
 
     def step(self, state: State, packed: Packed | None) -> tuple[State, dict[str, float]]:
         """See ``Updater``."""
@@ -170,10 +186,18 @@ class _Hand:
         _generate(self._engine.generate, *request)
 
     def updater(
-        self, cfg: ModelConfig, algorithm: AlgorithmConf, temperature: float, mesh: MeshConf
+        self,
+        cfg: ModelConfig,
+        algorithm: AlgorithmConf,
+        temperature: float,
+        mesh: MeshConf,
+        lora: LoraConf,
     ) -> None:
         self._state = None
-        self._updater = Updater(cfg, algorithm, temperature, mesh=make_mesh(mesh))
+        self._updater = Updater(cfg, algorithm, temperature, mesh=make_mesh(mesh), lora=lora)
+
+    def freeze(self, shapes: Any) -> None:
+        self._updater.freeze(distributed.broadcast(shapes))
 
     def reference(self, shapes: Any) -> None:
         self._updater.reference(distributed.broadcast(shapes))
@@ -189,6 +213,9 @@ class _Hand:
 
     def weights(self) -> None:
         _LATEST.weights = self._updater.weights(self._state)
+
+    def trained(self) -> None:
+        self._updater.trained(self._state)
 
     def step(self, packed: Packed | None) -> None:
         self._state, _ = self._updater.step(self._state, packed)

@@ -100,14 +100,20 @@ class VersionTrainer:
         self.boards = directory.parent.parent / "tensorboard"
 
     def train(
-        self, arm: Arm, start: Callable[[], Params], pool: Sequence[Item], stats: ItemStats
+        self,
+        arm: Arm,
+        start: Callable[[], Params],
+        pool: Sequence[Item],
+        stats: ItemStats,
+        frozen: Params | None = None,
     ) -> tuple[Params, TrainingTotals]:
-        """Run (or finish) the arm and return its weights.
+        """Run (or finish) the arm and return what was trained: its weights, or its adapters.
 
         Args:
-            start: loads the starting weights; they also are what the KL is measured to, so a
-                resumed run loads them again.
+            start: loads what training starts from; the KL is measured to that, too, so a resumed
+                run loads it again.
             pool: training items. stats: success rates known from the parent.
+            frozen: the weights that adapters change (``policy.lora``); None without.
 
         Raises:
             Interrupted: a stop was asked for; the state is saved first.
@@ -119,7 +125,10 @@ class VersionTrainer:
             self.cfg.algorithm,
             self.cfg.sampling.temperature,
             self.cfg.hardware.mesh,
+            self.cfg.policy.lora,
         )
+        if frozen is not None:
+            updater.freeze(frozen)
         first = start()
         updater.reference(first)
         writer = EvidenceWriter(self.directory / "evidence", self.run, arm.version)
@@ -132,7 +141,7 @@ class VersionTrainer:
                 row = self._step(batches, writer, arm, pool, progress)
                 board.update(row)
                 self.guard.check()
-        return updater.weights(progress.state), progress.totals
+        return updater.trained(progress.state), progress.totals
 
     def _step(
         self,
