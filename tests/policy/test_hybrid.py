@@ -87,25 +87,31 @@ def test_every_interval_th_layer_has_attention():
     np.testing.assert_array_equal(unstacked[3]["q"], hybrid_params()["layers"]["q"][1])
 
 
+def among(*layout) -> list[np.ndarray]:
+    """Each sequence's hidden states in one row of 18 places: sequences, and widths of padding."""
+    parts = [np.full(part, 3, np.int32) if isinstance(part, int) else part for part in layout]
+    positions = np.concatenate([np.arange(len(part)) for part in parts])[None]
+    ends = np.cumsum([len(part) for part in parts])
+    mask, places = np.zeros((1, 18, 18), bool), []
+    for part, end in zip(layout, ends, strict=True):
+        if not isinstance(part, int):
+            here = slice(end - len(part), end)
+            mask[:, here, here] = causal(len(part))
+            places.append(here)
+    out = np.asarray(hidden(np.concatenate(parts)[None], positions, mask))[0]
+    return [out[here] for here in places]
+
+
 def test_case_G10_a_hybrid_gives_the_same_alone_padded_and_packed():
-    n, pad, want = len(SEQ), 7, alone(SEQ)
-    tokens = np.concatenate([np.full(pad, 3, np.int32), SEQ])[None]
-    positions = np.concatenate([np.zeros(pad, np.int32), np.arange(n)])[None]
-    mask = causal(n + pad)
-    mask[:, :, :pad] = False
-    np.testing.assert_allclose(hidden(tokens, positions, mask)[0, pad:], want, atol=2e-5)
-
-    tokens = np.concatenate([SEQ, np.full(pad, 3, np.int32)])[None]
-    got = hidden(tokens, np.arange(n + pad)[None], causal(n + pad))
-    np.testing.assert_allclose(got[0, :n], want, atol=2e-5)
-
-    tokens = np.concatenate([OTHER, SEQ])[None]
-    positions = np.concatenate([np.arange(5), np.arange(n)])[None]
-    mask = causal(n + 5)
-    mask[:, 5:, :5] = False
-    got = hidden(tokens, positions, mask)[0]
-    np.testing.assert_allclose(got[5:], want, atol=2e-5)
-    np.testing.assert_allclose(got[:5], alone(OTHER), atol=2e-5)
+    (other,) = among(OTHER, 13)
+    want = alone(SEQ)
+    np.testing.assert_allclose(among(7, SEQ)[0], want, atol=2e-5)
+    np.testing.assert_allclose(among(SEQ, 7)[0], want, atol=2e-5)
+    for layout in ((OTHER, SEQ, 2), (1, SEQ, 1, OTHER), (OTHER, 2, SEQ)):
+        for part, got in zip(
+            [p for p in layout if not isinstance(p, int)], among(*layout), strict=True
+        ):
+            np.testing.assert_allclose(got, want if part is SEQ else other, atol=2e-5)
 
 
 def test_tokens_depend_on_earlier_ones_of_their_sequence_only():
@@ -117,7 +123,7 @@ def test_tokens_depend_on_earlier_ones_of_their_sequence_only():
 
 
 def test_remat_changes_no_gradient():
-    row = jnp.asarray(SEQ[None]), jnp.arange(11)[None], jnp.asarray(causal(11))
+    row = jnp.asarray(SEQ[None, :4]), jnp.arange(4)[None], jnp.asarray(causal(4))
 
     def gradient(cfg):
         def loss(params):
