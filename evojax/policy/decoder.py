@@ -142,10 +142,11 @@ def _heads(
     layer: Params, cfg: ModelConfig, h: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Queries ``[B, T, H, d]``, keys and values ``[B, T, K, d]``, and the gate ``[B, T, H*d]``."""
-    names = ("q", "k", "v", "attn_gate") if cfg.attn_gate else ("q", "k", "v")
-    flat = dict(
-        zip(names, project(h, tuple(layer[n] for n in names), cfg.compute_dtype), strict=True)
-    )
+    names: tuple[str, ...] = ("q", "k", "v")
+    if cfg.attn_gate:
+        names += ("attn_gate",)
+    made = project(h, tuple(layer[name] for name in names), cfg.compute_dtype)
+    flat = dict(zip(names, made, strict=True))
 
     def heads(name: str) -> jax.Array:
         x = flat[name]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 
 from evojax.policy.decoder import init_params
 from evojax.policy.shape import LinearConfig, ModelConfig, RopeScaling
 
-_SIZES = {
+_SIZES: dict[str, Any] = {
     "vocab_size": 32,
     "hidden_size": 24,
     "intermediate_size": 40,

@@ -21,7 +21,9 @@ TOKENS, WIDTH, VOCABULARY = 512, 16, 4096
 
 def temporary_bytes(function: Callable[..., Any], *inputs: Any) -> int:
     """Bytes that a compiled function needs besides its inputs and outputs."""
-    return jax.jit(function).lower(*inputs).compile().memory_analysis().temp_size_in_bytes
+    figures = jax.jit(function).lower(*inputs).compile().memory_analysis()
+    assert figures is not None
+    return figures.temp_size_in_bytes
 
 
 def naive(hidden: jax.Array, matrix: jax.Array, target: jax.Array) -> jax.Array:

@@ -174,8 +174,12 @@ def _rope_fields(raw: Raw, found: list[str]) -> dict[str, Any]:
         missing = [key for key in keys if not isinstance(rope.get(key), (int, float))]
         found += [f"rope_type 'llama3' needs a number {key}" for key in missing]
         if not missing:
-            *factors, longest = (rope[key] for key in keys)
-            fields["rope_scaling"] = RopeScaling(*map(float, factors), int(longest))
+            fields["rope_scaling"] = RopeScaling(
+                factor=float(rope["factor"]),
+                low_freq_factor=float(rope["low_freq_factor"]),
+                high_freq_factor=float(rope["high_freq_factor"]),
+                original_max_position=int(rope["original_max_position_embeddings"]),
+            )
     elif kind != "default":
         found.append(f"rope_type {kind!r} is not supported, only 'default' and 'llama3' are")
     return fields
