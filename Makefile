@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 UV ?= uv
 ARGS ?=
 
-.PHONY: help setup setup-dev math test test-slow lint bench throughput baselines lock clean
+.PHONY: help setup setup-dev math test test-slow test-tpu lint bench throughput baselines lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -54,12 +54,18 @@ math: setup ## the main job: train, diagnose, change one thing, judge it (ARGS="
 	$(BIN)/python -m evojax.main +experiment=math $(ARGS)
 
 test: setup-dev ## the test suite, without the slow tests (ARGS="-k name")
-	$(BIN)/python -m pytest -m "not slow and not sglang" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not sglang and not tpu" $(ARGS)
 
 test-slow: setup-dev ## the slow tests; installs PyTorch, the reference of the decoder
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
 	  --editable ".[torch-check]"
-	$(BIN)/python -m pytest -m "slow and not sglang" --timeout 3600 $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not sglang and not tpu" --timeout 3600 $(ARGS)
+
+test-tpu: setup-dev ## plans by the TPU compiler; keeps libtpu beside the environment
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+	  --upgrade --target $(VENV)/libtpu "$$($(BIN)/python -c "from importlib.metadata import \
+	  requires; print([r.split(';')[0] for r in requires('jax') if r.startswith('libtpu')][0])")"
+	PYTHONPATH=$(VENV)/libtpu $(BIN)/python -m pytest -m tpu --timeout 1200 $(ARGS)
 
 lint: setup-dev ## ruff and pyright
 	$(BIN)/ruff check .

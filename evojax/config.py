@@ -275,7 +275,7 @@ class PlanConf:
     """What mode=plan cannot read from the rest, and how far it goes."""
 
     prompt_tokens: int = 512  # length of every prompt
-    compile: bool = True  # ask the compiler too; false: only count
+    programs: list[str] = field(default_factory=lambda: ["update", "rollout"])  # to compile
     timeout_s: float = 540.0  # for the compiler
 
 

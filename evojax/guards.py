@@ -28,6 +28,7 @@ class Guard:
         remedy: what makes them act, e.g. ``data.selection=difficulty``.
         why: added to the message where the hider's value does not explain itself.
         refused: False: a hidden value other than the default is only noted.
+        noted: False: not even that; it describes something that is there all the same.
     """
 
     keys: tuple[str, ...]
@@ -36,6 +37,7 @@ class Guard:
     remedy: str
     why: str = ""
     refused: bool = True
+    noted: bool = True
 
     def covers(self, leaf: str) -> bool:
         """Whether ``leaf`` is one of the keys or inside one of the sections."""
@@ -76,8 +78,20 @@ def _by(
     return Guard(keys, hider, _is(hider, *values), remedy, why, refused)
 
 
+# Keys that describe a machine, on which a run trains as well.
+_CHIPS = ("platform", "topology", "chips", "host_chips", "hbm_gb", "peak_tflops", "hbm_gb_s")
+_CHIPS += ("ici_gb_s",)
+
 GUARDS: tuple[Guard, ...] = (
     _by("mode", ("evaluate", "diagnose", "backtest"), "version"),
+    Guard(
+        ("plan", *(f"hardware.{key}" for key in _CHIPS)),
+        "mode",
+        _is("mode", "plan"),
+        "set mode=plan",
+        refused=False,
+        noted=False,
+    ),
     _by("policy.source", ("path",), "policy.path"),
     Guard(
         ("policy.lora.alpha", "policy.lora.targets"),
@@ -232,4 +246,5 @@ def notes(cfg: DictConfig) -> list[str]:
     return [
         f"{leaf}={value} has no effect while {guard.words(cfg)}."
         for leaf, value, guard in _set_in_vain(cfg, refused=False)
+        if guard.noted
     ]

@@ -57,6 +57,12 @@ def group_options(group: str, trees: Sequence[Path]) -> list[str]:
     return sorted({f.stem for tree in trees for f in (tree / group).glob("*.yaml")})
 
 
+def nested_options(group: str, trees: Sequence[Path]) -> list[str]:
+    """Names of the options of a config group, those in folders below it as ``folder/name``."""
+    files = ((f, tree / group) for tree in trees for f in (tree / group).rglob("*.yaml"))
+    return sorted({f.relative_to(top).with_suffix("").as_posix() for f, top in files})
+
+
 def _groups(trees: Sequence[Path]) -> list[str]:
     return sorted({d.name for tree in trees for d in tree.glob("*") if d.is_dir()})
 
@@ -70,7 +76,7 @@ def _values(item: Override) -> list[Any]:
 
 
 def _check_group(item: Override, trees: Sequence[Path]) -> list[Problem]:
-    options = group_options(item.key_or_group, trees)
+    options = nested_options(item.key_or_group, trees)
     problems = []
     for value in _values(item):
         if isinstance(value, dict):

@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,111 +16,17 @@ from omegaconf import DictConfig, OmegaConf
 from evojax import guards
 from evojax.config import MODES
 from evojax.errors import InputError, Problem
-from evojax.overrides import group_options
+from evojax.hardware import hardware_notes
+from evojax.overrides import nested_options
 from evojax.paths import nearest_existing
 from evojax.policy.conf import SOURCES, policy_problems
 from evojax.policy.files import file_problems, training_bytes, weight_bytes
 from evojax.policy.shape import DTYPES, REMAT
+from evojax.ranges import RANGES
 
 MUTABLE = ("reward", "filter", "sampling", "data", "algorithm", "diagnostics")
 _READING_MODES = ("evaluate", "diagnose", "backtest", "report")
 _FREE_DISK = 64 * 1024 * 1024  # bytes for evidence, report and logs
-
-
-@dataclass(frozen=True)
-class Range:
-    """Limits of a number; NaN and infinities are always outside."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    open_low: bool = False
-    open_high: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        above = value > self.low if self.open_low else value >= self.low
-        below = value < self.high if self.open_high else value <= self.high
-        return math.isfinite(value) and above and below
-
-    def __str__(self) -> str:
-        """
-        >>> str(Range(0, 1, open_low=True)), str(Range(1))
-        ('above 0 and at most 1', 'at least 1')
-        """
-        parts = []
-        if self.low > -math.inf:
-            parts.append(f"{'above' if self.open_low else 'at least'} {self.low:g}")
-        if self.high < math.inf:
-            parts.append(f"{'below' if self.open_high else 'at most'} {self.high:g}")
-        return " and ".join(parts) or "a finite number"
-
-
-_POSITIVE = Range(0, open_low=True)
-_FROM_0, _FROM_1 = Range(0), Range(1)
-_UNIT = Range(0, 1, open_low=True, open_high=True)
-
-RANGES: dict[str, Range] = {
-    "seed": _FROM_0,
-    "policy.lora.rank": _FROM_0,
-    "policy.lora.alpha": _POSITIVE,
-    "rollout.max_batch": _FROM_1,
-    "domain.train_items": _FROM_1,
-    "domain.eval_items": Range(2),  # an interval over items needs two
-    "domain.audit_items": _FROM_1,
-    "domain.split_seed": _FROM_0,
-    "domain.grader_timeout_s": _POSITIVE,
-    "data.target_rate": Range(0, 1),
-    "data.sharpness": Range(0, 100),  # far beyond, the weights of most items underflow to 0
-    "sampling.temperature": _POSITIVE,
-    "sampling.group_size": Range(2),  # one sample has nothing to be compared with
-    "sampling.max_new_tokens": _FROM_1,
-    "reward.clip": _POSITIVE,
-    "reward.overlong_buffer": _FROM_0,
-    "filter.keep": Range(0, 1, open_low=True),
-    "filter.min_std": _POSITIVE,
-    "filter.ema_decay": Range(0, 1, open_low=True),
-    "filter.ema_warmup": _FROM_0,
-    "filter.min_keep": Range(0, 1, open_high=True),  # 1 would keep every group
-    "filter.refill_rounds": _FROM_0,
-    "algorithm.dead_tolerance": _FROM_0,
-    "algorithm.advantage_clip": _POSITIVE,
-    "algorithm.eps_low": _UNIT,
-    "algorithm.eps_high": _POSITIVE,  # below 1, but for cispo
-    "algorithm.dual_clip": Range(1, open_low=True),
-    "algorithm.correction_low": _FROM_0,
-    "algorithm.correction_high": _POSITIVE,
-    "algorithm.kl_coef": _FROM_0,
-    "algorithm.kl_every": _FROM_1,
-    "algorithm.entropy_coef": _FROM_0,
-    "algorithm.epochs": _FROM_1,
-    "algorithm.minibatches": _FROM_1,
-    "algorithm.lr": _POSITIVE,
-    "algorithm.warmup_steps": _FROM_0,
-    "algorithm.decay_steps": _FROM_1,
-    "algorithm.lr_floor": Range(0, 1),
-    "algorithm.beta1": Range(0, 1, open_high=True),
-    "algorithm.beta2": Range(0, 1, open_high=True),
-    "algorithm.weight_decay": _FROM_0,
-    "algorithm.grad_clip": _POSITIVE,
-    "train.steps": _FROM_1,
-    "train.candidate_steps": _FROM_1,
-    "train.prompts_per_step": _FROM_1,
-    "train.micro_batch_groups": _FROM_1,
-    "train.checkpoint_every": _FROM_1,
-    "train.max_nonfinite": _FROM_1,
-    "eval.samples": _FROM_1,
-    "eval.temperature": _POSITIVE,
-    "eval.max_new_tokens": _FROM_1,
-    "eval.seed": _FROM_0,
-    "diagnostics.timeout_s": _POSITIVE,
-    "diagnostics.memory_mb": Range(16),
-    "evolution.rounds": _FROM_0,
-    "evolution.candidates": _FROM_1,
-    "evolution.min_backtest_gain": Range(),
-    "evolution.gate.alpha": _UNIT,
-    "evolution.gate.resamples": Range(100),
-    "evolution.gate.min_delta": Range(),
-    "evolution.gate.seed": _FROM_0,
-}
 
 
 def _get(cfg: DictConfig, key: str) -> Any:
@@ -148,10 +53,7 @@ def _name(key: str, value: str, valid: Iterable[str]) -> Iterable[Problem]:
 
 
 def _names(cfg: DictConfig) -> Iterable[Problem]:
-    from evojax.domains.base import DOMAINS
-    from evojax.domains.math.tasks import TASKS
     from evojax.evolution.proposers import PROPOSERS
-    from evojax.rewards.base import REWARDS
     from evojax.training.selection import SELECTORS
 
     yield from _name("mode", cfg.mode, MODES)
@@ -159,19 +61,51 @@ def _names(cfg: DictConfig) -> Iterable[Problem]:
     yield from _name("policy.compute_dtype", cfg.policy.compute_dtype, DTYPES)
     yield from _name("policy.remat", cfg.policy.remat, REMAT)
     yield from _name("rollout.engine", cfg.rollout.engine, ("embedded",))
-    yield from _name("domain.name", cfg.domain.name, DOMAINS)
+    yield from _task_names(cfg)
     yield from _name("data.selection", cfg.data.selection, SELECTORS)
     yield from _name("evolution.proposer", cfg.evolution.proposer, PROPOSERS)
-    for component in cfg.reward.components:
-        yield from _name("reward.components", str(component), REWARDS)
-    if cfg.domain.path is None:
-        for task in cfg.domain.tasks:
-            yield from _name("domain.tasks", task, TASKS)
     for group in cfg.evolution.boundary.mutable:
         if group not in MUTABLE:
             remedy = f"only these may change: {', '.join(MUTABLE)}"
             what = "a group that must stay frozen for the loop, or no group"
             yield Problem(what, "evolution.boundary.mutable", group, remedy)
+
+
+def _task_names(cfg: DictConfig) -> Iterable[Problem]:
+    """What is trained on. mode=plan never loads it, and so plans what is not there yet."""
+    from evojax import absent
+    from evojax.domains.base import DOMAINS
+    from evojax.domains.math.tasks import TASKS
+    from evojax.rewards.base import REWARDS
+
+    if cfg.mode == "plan":
+        yield from _name("hardware.platform", cfg.hardware.platform, ("cpu", "tpu", "cuda"))
+        for program in cfg.plan.programs:
+            yield from _name("plan.programs", program, ("update", "rollout"))
+        return
+    yield from _present("domain.name", cfg.domain.name, DOMAINS, absent.DOMAINS)
+    for component in cfg.reward.components:
+        yield from _present("reward.components", str(component), REWARDS, absent.REWARDS)
+    if cfg.domain.path is None:
+        for task in cfg.domain.tasks:
+            yield from _name("domain.tasks", task, TASKS)
+
+
+def _present(key: str, value: str, valid: Iterable[str], lacks: dict[str, str]):
+    if value not in valid and value in lacks:
+        what = f"is not in this version: it needs {lacks[value]}"
+        yield Problem(what, key, value, "choose another one; mode=plan works without it")
+    else:
+        yield from _name(key, value, valid)
+
+
+def _planned_mesh(cfg: DictConfig) -> Iterable[Problem]:
+    if cfg.mode == "plan":
+        mesh, chips = cfg.hardware.mesh, cfg.hardware.chips
+        if (wanted := mesh.data * mesh.fsdp * mesh.tp) != chips:
+            what = f"data x fsdp x tp is {wanted}, and hardware.chips is {chips}"
+            remedy = f"choose sizes whose product is {chips}"
+            yield Problem(what, "hardware.mesh", dict(mesh), remedy)
 
 
 def _registered(cfg: DictConfig) -> Iterable[Problem]:
@@ -251,7 +185,7 @@ def _recipe(cfg: DictConfig) -> Iterable[Problem]:
 
 def _files(cfg: DictConfig) -> Iterable[Problem]:
     yield from file_problems(cfg.policy)
-    if cfg.domain.path is not None:
+    if cfg.domain.path is not None and cfg.mode != "plan":
         file = Path(cfg.domain.path)
         if not file.is_file():
             remedy = "give the path of a JSONL file"
@@ -300,7 +234,7 @@ def missing_experiment(cfg: DictConfig, trees: Sequence[Path]) -> list[Problem]:
     """The problem of a command line that names no experiment, with the names that exist."""
     if not OmegaConf.is_missing(cfg, "experiment"):
         return []
-    names = ", ".join(group_options("experiment", trees))
+    names = ", ".join(nested_options("experiment", trees))
     remedy = f"add +experiment=<name>, one of: {names}"
     return [Problem("no experiment is chosen", "experiment", None, remedy)]
 
@@ -312,7 +246,8 @@ def recipe_problems(cfg: DictConfig) -> list[Problem]:
         cfg: nothing missing; of a run or of a candidate.
     """
     checks: tuple[Callable[[DictConfig], Iterable[Problem]], ...]
-    checks = (_names, _registered, _ranges, _policy, _combinations, _recipe, guards.problems)
+    checks = (_names, _registered, _ranges, _policy, _planned_mesh, _combinations, _recipe)
+    checks += (guards.problems,)
     return [problem for find in checks for problem in find(cfg)]
 
 
@@ -369,4 +304,4 @@ def notes(cfg: DictConfig) -> list[str]:
         found.append("Sanity control: rewards are permuted, so the score must not rise.")
     if set(cfg.reward.components) != {"correct"}:
         found.append("Versions are judged by their share of right answers, not by this reward.")
-    return found + guards.notes(cfg)
+    return found + hardware_notes(cfg.hardware) + guards.notes(cfg)

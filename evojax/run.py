@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from evojax.modes import evolve, lint, stored
+from evojax.modes import evolve, lint, plan, stored
 from evojax.modes.job import Job
 from evojax.registry import Registry
 from evojax.training.interrupt import InterruptGuard
@@ -23,6 +23,7 @@ for _name, _mode in (
     ("backtest", stored.backtest),
     ("report", stored.report),
     ("lint", lint.lint),
+    ("plan", plan.plan),
 ):
     RUNNERS.register(_name)(_mode)
 

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from evojax import guards
 from evojax.config import EvojaxConf
-from evojax.preflight import RANGES
+from evojax.ranges import RANGES
 from evojax.schema import default_of, leaf_keys
 
 

@@ -1,0 +1,156 @@
+"""What to change when a plan does not fit: each remedy tried alone, then one after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from evojax.errors import InputError
+from evojax.plan.case import Case
+from evojax.plan.memory import memory
+
+_LORA = ("q", "k", "v", "o", "gate", "up", "down")
+_RANK = 16
+_MOST_CHIPS = 4096
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One change of the configuration.
+
+    Args:
+        overrides: as typed on the command line. case: what is planned with it.
+        peak: bytes of the fullest device then. fits: whether that is enough.
+    """
+
+    overrides: tuple[str, ...]
+    case: Case
+    peak: float
+    fits: bool
+
+
+def _with_model(case: Case, **changes: str) -> Case:
+    return dataclasses.replace(case, model=dataclasses.replace(case.model, **changes))
+
+
+def _with_work(case: Case, **changes: int) -> Case:
+    return dataclasses.replace(case, work=dataclasses.replace(case.work, **changes))
+
+
+def _meshes(case: Case) -> Iterator[tuple[int, int, int]]:
+    """Other meshes of the same chips: more cuts of the weights, then heads cut over 2, 4, 8."""
+    for tp in (1, 2, 4, 8):
+        if case.chips % tp == 0:
+            mesh = (1, case.chips // tp, tp)
+            if mesh != case.mesh:
+                yield mesh
+
+
+def changes(case: Case) -> Iterator[tuple[tuple[str, ...], Case]]:
+    """Every single change that can save memory, the cheapest in quality and time first."""
+    if case.model.compute_dtype != "bfloat16":
+        yield ("policy.compute_dtype=bfloat16",), _with_model(case, compute_dtype="bfloat16")
+    if case.model.remat != "full":
+        yield ("policy.remat=full",), _with_model(case, remat="full")
+    if case.work.micro_groups > 1:
+        yield ("train.micro_batch_groups=1",), _with_work(case, micro_groups=1)
+    if case.work.max_batch > case.work.samples:
+        rows = case.work.samples
+        yield (f"rollout.max_batch={rows}",), _with_work(case, max_batch=rows)
+    for data, fsdp, tp in _meshes(case):
+        words = (f"hardware.mesh={{data:{data},fsdp:{fsdp},tp:{tp}}}",)
+        yield words, dataclasses.replace(case, mesh=(data, fsdp, tp))
+    if case.optimizer != "adafactor":
+        words = ("algorithm.optimizer=adafactor",)
+        yield words, dataclasses.replace(case, optimizer="adafactor")
+    if not case.lora_rank:
+        words = (f"policy.lora.rank={_RANK}",)
+        yield words, dataclasses.replace(case, lora_rank=_RANK, lora_targets=_LORA)
+    if case.work.new > 64:
+        half = case.work.new // 2
+        yield (f"sampling.max_new_tokens={half}",), _with_work(case, new=half)
+
+
+def _weighed(words: tuple[str, ...], case: Case) -> Remedy | None:
+    """The change with its peak; None for a mesh that does not divide the weights."""
+    try:
+        found = memory(case)
+    except InputError:
+        return None
+    return Remedy(words, case, found.peak, found.fits)
+
+
+def single_changes(case: Case) -> list[Remedy]:
+    """Changes that save memory by themselves, the most saving first."""
+    before = memory(case).peak
+    tried = (_weighed(words, changed) for words, changed in changes(case))
+    found = [one for one in tried if one is not None and one.peak < before]
+    return sorted(found, key=lambda one: one.peak)
+
+
+def together(case: Case) -> Remedy | None:
+    """Changes added one after the other until it fits; None when all of them are not enough.
+
+    They are taken in the order of ``changes``, so what costs least comes first; a change is left
+    out when it saves nothing on top of the others.
+    """
+    words: tuple[str, ...] = ()
+    peak = memory(case).peak
+    for _ in range(16):
+        better = (_weighed(w, c) for w, c in changes(case))
+        step = next((one for one in better if one is not None and one.peak < 0.99 * peak), None)
+        if step is None:
+            return None
+        words, case, peak = _merged(words, step.overrides), step.case, step.peak
+        if step.fits:
+            return Remedy(words, case, peak, True)
+    return None
+
+
+def _merged(words: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
+    """Overrides with a later value of the same key in place of the earlier one."""
+    table = dict(word.split("=", 1) for word in (*words, *more))
+    return tuple(f"{key}={value}" for key, value in table.items())
+
+
+def chips_needed(case: Case) -> int | None:
+    """The smallest doubling of the chips with which the case fits as it is; None if none does."""
+    factor = 2
+    while case.chips * factor <= _MOST_CHIPS:
+        data, fsdp, tp = case.mesh
+        larger = dataclasses.replace(
+            case, chips=case.chips * factor, mesh=(data, fsdp * factor, tp)
+        )
+        one = _weighed((), larger)
+        if one is not None and one.fits:
+            return larger.chips
+        factor *= 2
+    return None
+
+
+def remarks(case: Case, rows: int) -> list[str]:
+    """What is worth knowing beside the numbers.
+
+    Args:
+        rows: rows of the batch that hold groups.
+    """
+    found = []
+    if (spare := -rows % case.rows_abreast) and rows:
+        found.append(
+            f"{spare} of the {rows + spare} rows of a pass are empty: a step has {rows} rows of "
+            f"train.micro_batch_groups={case.work.micro_groups} groups for {case.rows_abreast} "
+            "shards of the batch. Raise train.prompts_per_step, or lower data x fsdp for more tp."
+        )
+    idle = case.host_chips - 1
+    if case.chips > 1 and idle > 0:
+        found.append(
+            f"Sampling uses one chip of every process; {idle} of {min(case.host_chips, case.chips)}"
+            " wait meanwhile."
+        )
+    if case.model.compute_dtype == "float32":
+        found.append(
+            "policy.compute_dtype is float32: the times assume the chip's bfloat16 rate, which "
+            "float32 products do not reach."
+        )
+    return found
