@@ -20,7 +20,7 @@ from evojax.policy.peft import load_peft
 from evojax.training.interrupt import InterruptGuard
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "policy"))
-from gguf_files import symbol_vocabulary, write_gguf  # noqa: E402
+from gguf_files import symbol_vocabulary, write_gguf  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 LORA = LoraConf(rank=2, alpha=8.0, targets=["q", "down"])
 CFG = ModelConfig(17, 32, 64, 2, 4, 2, 8, 10000.0, 1e-5, 64)

@@ -78,6 +78,7 @@ def test_the_rotary_factors_of_llama_3_become_its_scaling(tmp_path):
     cfg = dataclasses.replace(
         LLAMA, head_dim=16, rope_theta=5e5, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 8192)
     )
+    assert cfg.rope_scaling is not None
     factors = llama3_factors(cfg.rope_scaling, 5e5, 16).astype(np.float32)
     # wavelength 2 pi theta^(2i/d): 6.28 .. 6.3e5; above 8192 stretched in full, below 2048 not
     assert factors[0] == 1 and factors[-1] == 8 and 1 < factors[4] < 8
