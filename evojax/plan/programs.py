@@ -81,10 +81,14 @@ def abstract_batch(case: Case) -> Packed:
 
 def lowered_update(conf: EvojaxConf, case: Case, devices: Sequence[Any]) -> tuple[Any, Any]:
     """The lowered update, and the abstract state that it takes."""
-    mesh = mesh_of(case, devices)
-    updater = Updater(case.model, conf.algorithm, conf.sampling.temperature, mesh=mesh)
+    updater = _updater(conf, mesh_of(case, devices))
     state = updater.abstract_state()
     return updater.lower(state, abstract_batch(case)), state
+
+
+def _updater(conf: EvojaxConf, mesh: Mesh) -> Updater:
+    model, temperature = shape_of(conf.policy), conf.sampling.temperature
+    return Updater(model, conf.algorithm, temperature, mesh=mesh, lora=conf.policy.lora)
 
 
 def abstract_request(case: Case) -> Request:
@@ -175,7 +179,7 @@ def state_bytes(state: Any) -> int:
 def cross_lowered(conf: EvojaxConf, case: Case, devices: Sequence[Any]) -> dict[str, Any]:
     """The update lowered for CUDA without a GPU: that it can be, and the size of its text."""
     mesh = mesh_of(case, devices)
-    updater = Updater(case.model, conf.algorithm, conf.sampling.temperature, mesh=mesh)
+    updater = _updater(conf, mesh)
     rows = abstract_batch(case).rows
     where = row_shardings(rows, mesh)
     rows = jax.tree.map(
@@ -183,8 +187,9 @@ def cross_lowered(conf: EvojaxConf, case: Case, devices: Sequence[Any]) -> dict[
     )
     with jax.set_mesh(mesh):
         traced = update.trace(
-            updater.abstract_state(), case.model, updater.spec, updater.hyper, rows
-        )
+            updater.abstract_state(), case.model, updater.spec, updater.hyper, rows,
+            updater.abstract_frozen(),
+        )  # fmt: skip
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     return {"platform": "cuda", "stablehlo_bytes": len(text)}
 

@@ -51,7 +51,7 @@ SIZES = [
     "sampling.max_new_tokens=256", "plan.prompt_tokens=256", "rollout.max_batch=128",
 ]  # fmt: skip
 TINY_SIZES = ["sampling.max_new_tokens=8", "plan.prompt_tokens=8", "train.prompts_per_step=2"]
-BATCHES, TINY_BATCHES = (1, 8, 32, 128), (1, 2)
+BATCHES, TINY_BATCHES = (1, 8, 32, 128), (2,)
 
 
 def planned(hardware: str, rehearse: bool) -> tuple[EvojaxConf, Case]:

@@ -135,14 +135,15 @@ def test_the_mode_counts_compiles_and_writes_the_plan(tmp_path: Path, capsys):
 
 def test_programs_on_a_mesh_send_no_logits_and_write_in_place(tmp_path: Path):
     mesh = "hardware.mesh={data:2,fsdp:2,tp:2}"
-    compiled = compile_programs(composed(*WIDE, "hardware=h200_8", mesh), tmp_path)
+    words = [*WIDE, "hardware=h200_8", mesh, "plan.programs=[update]"]
+    compiled = compile_programs(composed(*words), tmp_path)
     assert "update" in compiled.report, compiled.why
     update = compiled.report["update"]
     assert update["donated"] and update["gathers_logits"] == []
     assert update["collectives"]["all-gather"]["bytes"] > 0
     assert update["collectives"]["all-reduce"]["runs"] > 0
     assert compiled.report["cross_lowered"]["platform"] == "cuda"
-    text = shown(planned(*WIDE, "hardware=h200_8", mesh, compiled=compiled))
+    text = shown(planned(*words, compiled=compiled))
     assert "in place and gathers no logits" in text and "No GPU compiler was asked" in text
 
 
