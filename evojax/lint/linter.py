@@ -67,7 +67,10 @@ _BENCHES: dict[str, tuple[str, ...]] = {
     "rollout": ("start",),
 }
 # Where hidden keys of the policy must stay without effect: in the other kind of source.
-_HIDDEN = {"policy.path": "random model", "policy.arch": "model from files"}
+_HIDDEN = {
+    **{f"policy.{key}": "random model" for key in ("path", "repo", "revision")},
+    "policy.arch": "model from files",
+}
 # Rewards so large that every gradient with a signal overflows.
 _DIVERGING = {
     "reward.components": {"correct": 1e300, "partial": 1e300},

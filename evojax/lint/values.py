@@ -32,7 +32,7 @@ _OTHERS: dict[str, Other] = {
     "policy.source": _names("random", "path"),
     "policy.compute_dtype": _names("bfloat16", "float32"),
     "policy.remat": _names("full", "dots"),
-    "policy.repo": _values(None),
+    "policy.repo": _values(None, "someone/model"),
     "policy.revision": _values(""),
     "policy.arch.family": _names("qwen2", "qwen3"),
     "policy.arch.head_dim": _values(4, 8),
