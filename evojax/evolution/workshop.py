@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
+import jax
 from omegaconf import DictConfig, OmegaConf
 
 from evojax.config import EvojaxConf
@@ -60,7 +62,7 @@ class Workshop:
         self.run = run
         self.view = view
         self.guard = guard
-        policy = load_policy(cfg.policy, cfg.seed)
+        policy = self._load()
         self.lora = cfg.policy.lora if cfg.policy.lora.rank > 0 else None
         if self.lora:
             check_adapters(policy.params, self.lora)
@@ -74,7 +76,8 @@ class Workshop:
             split: self.domain.items(split) for split in ("train", "eval", "audit")
         }
         self._check_lengths()
-        engine = make_engine(self.model, self.tokenizer.pad_id, cfg.rollout.max_batch)
+        pad_id, rows = self.tokenizer.pad_id, cfg.rollout.max_batch
+        engine = make_engine(self.model, pad_id, rows, cfg.hardware.mesh)
         self.sampler = Sampler(engine, self.domain, self.tokenizer)
 
     @cached_property
@@ -87,13 +90,26 @@ class Workshop:
         return self.frozen or self._loaded()
 
     def _loaded(self) -> Params:
-        policy = self._policy or load_policy(self.cfg.policy, self.cfg.seed)
+        policy = self._policy or self._load()
         self._policy = None
         return policy.params
 
+    def _load(self) -> Policy:
+        with self._apart():
+            return load_policy(self.cfg.policy, self.cfg.seed)
+
+    def _apart(self) -> AbstractContextManager[Any]:
+        """What is loaded inside for a mesh stays in the host's memory: it is whole, and one device
+        may not have room for that."""
+        mesh = self.cfg.hardware.mesh
+        if mesh.data * mesh.fsdp * mesh.tp == 1:
+            return nullcontext()
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+
     def load(self, version_dir: Path) -> Params:
         """Weights of a finished version."""
-        return load_hf(version_dir / "policy")[1]
+        with self._apart():
+            return load_hf(version_dir / "policy")[1]
 
     def start(self, parent: Path | None) -> Params:
         """What the training of a version begins with: weights, or adapters where those are trained.

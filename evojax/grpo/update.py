@@ -209,7 +209,7 @@ class Updater:
         return self._frozen
 
     def weights(self, state: State) -> Params:
-        """The state's weights whole on this process's first device, as engines and files want
+        """The state's weights whole, on a mesh in this process's memory, as engines and files want
         them; all processes of a mesh call it together."""
         params, base = state["params"], self._base()
         if self.lora and base is not None:

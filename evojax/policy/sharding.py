@@ -78,7 +78,7 @@ def _names(path: tuple[Any, ...]) -> list[str]:
     """Keys of dictionaries, and which factor of an ``Adapted`` it is."""
     dictionary, field = jax.tree_util.DictKey, jax.tree_util.GetAttrKey
     found = [str(key.key) for key in path if isinstance(key, dictionary)]
-    last = path[-1] if path else None
+    last: Any = path[-1] if path else None
     factor = isinstance(last, field) and last.name in ("a", "b")
     return [*found, last.name] if factor else found
 
@@ -106,8 +106,8 @@ def _spec(path: tuple[Any, ...], leaf: Any) -> P:
 
 def head_units(cfg: ModelConfig) -> dict[str, int]:
     """How many heads lie in the dimension of a weight that ``tp`` cuts; none is cut in two."""
-    queries = ("q", "o", "q_bias", "attn_gate")
-    keys = ("k", "v", "k_bias", "v_bias")
+    queries: tuple[str, ...] = ("q", "o", "q_bias", "attn_gate")
+    keys: tuple[str, ...] = ("k", "v", "k_bias", "v_bias")
     return dict.fromkeys(queries, cfg.num_heads) | dict.fromkeys(keys, cfg.num_kv_heads)
 
 
@@ -187,18 +187,17 @@ def placed(shapes: Tree, where: Tree) -> Tree:
 
 
 def local(tree: Tree) -> Tree:
-    """Every array whole on this process's first device, one after the other.
+    """Every array whole in this process's memory (numpy), one after the other.
 
     All processes of a mesh must call it together.
     """
-    device = jax.local_devices()[0]
 
-    def one(x: jax.Array) -> jax.Array:
+    def one(x: jax.Array) -> np.ndarray:
         if x.is_fully_addressable:
-            return jax.device_put(x, device)
+            return np.asarray(x)
         everywhere = NamedSharding(x.sharding.mesh, P())  # type: ignore[attr-defined]
         whole = jax.jit(lambda v: v, out_shardings=everywhere)(x)
-        return jax.device_put(whole.addressable_data(0), device)
+        return np.asarray(whole.addressable_data(0))
 
     return jax.tree.map(one, tree)
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from evojax.errors import InputError, Problem
 from evojax.evidence.types import Completion, FinishReason
 from evojax.policy.cache import PromptCache, gather, unstack
 from evojax.policy.decoder import ModelConfig, Params
+from evojax.policy.home import at_home
 from evojax.rollout.base import SamplingParams
 from evojax.rollout.generate import Request, Sampled, prefix_cache, sample_completions
 from evojax.rollout.prefix import PrefixPlan, plan_prefixes
@@ -46,10 +48,12 @@ class EmbeddedEngine:
         cfg: shape of the model.
         pad_id: fills unused places; may equal a stop id.
         max_batch: rows (prompts times samples) decoded together at most.
+        home: devices that the weights are cut over, see ``evojax.policy.home``; None: one.
     """
 
-    def __init__(self, cfg: ModelConfig, pad_id: int, max_batch: int):
+    def __init__(self, cfg: ModelConfig, pad_id: int, max_batch: int, home: Mesh | None = None):
         self.cfg = cfg
+        self.home = home
         self.pad_id = pad_id
         self.max_batch = max_batch
         self._params: Params | None = None
@@ -76,6 +80,7 @@ class EmbeddedEngine:
         """See ``Engine``."""
         began = time.perf_counter()
         self._params = None  # let go of the old copy before making the new one
+        params = at_home(params, self.cfg, self.home)
         self._params = jax.block_until_ready(self._unstack(params))
         self._version = version
         self._seconds["load"] += time.perf_counter() - began

@@ -21,6 +21,7 @@ from evojax.grpo.pack import Packed
 from evojax.grpo.update import State, Updater
 from evojax.policy.compile_cache import enable_compile_cache
 from evojax.policy.decoder import ModelConfig, Params
+from evojax.policy.home import home_mesh
 from evojax.policy.sharding import make_mesh
 from evojax.rollout.base import SamplingParams
 from evojax.rollout.embedded import EmbeddedEngine
@@ -30,12 +31,13 @@ from evojax.training.interrupt import InterruptGuard
 Samples = list[list[Completion]]
 
 
-def make_engine(cfg: ModelConfig, pad_id: int, max_batch: int) -> EmbeddedEngine:
-    """The run's engine, see ``EmbeddedEngine`` for the arguments."""
+def make_engine(cfg: ModelConfig, pad_id: int, max_batch: int, mesh: MeshConf) -> EmbeddedEngine:
+    """The run's engine, on this process's devices of the mesh; see ``EmbeddedEngine``."""
+    home = home_mesh(make_mesh(mesh))
     if not distributed.several():
-        return EmbeddedEngine(cfg, pad_id, max_batch)
-    distributed.tell("engine", cfg, pad_id, max_batch)
-    return SharedEngine(cfg, pad_id, max_batch)
+        return EmbeddedEngine(cfg, pad_id, max_batch, home)
+    distributed.tell("engine", cfg, pad_id, max_batch, mesh)
+    return SharedEngine(cfg, pad_id, max_batch, home)
 
 
 def make_updater(
@@ -74,6 +76,8 @@ class SharedEngine(EmbeddedEngine):
         known = params is _LATEST.weights
         distributed.tell("load_weights", None if known else distributed.shapes_of(params), version)
         super().load_weights(params if known else distributed.broadcast(params), version)
+        if known:
+            _LATEST.weights = None
 
     def generate(
         self,
@@ -159,7 +163,7 @@ class ToldUpdater(Updater):
 
 
 class _Latest:
-    """Weights that every process holds already."""
+    """Weights that every process was just given, until its engine has them."""
 
     weights: Params | None = None
 
@@ -175,12 +179,14 @@ class _Hand:
         self._updater: Any = None
         self._state: Any = None
 
-    def engine(self, cfg: ModelConfig, pad_id: int, max_batch: int) -> None:
-        self._engine = EmbeddedEngine(cfg, pad_id, max_batch)
+    def engine(self, cfg: ModelConfig, pad_id: int, max_batch: int, mesh: MeshConf) -> None:
+        self._engine = EmbeddedEngine(cfg, pad_id, max_batch, home_mesh(make_mesh(mesh)))
 
     def load_weights(self, shapes: Any, version: str) -> None:
         params = _LATEST.weights if shapes is None else distributed.broadcast(shapes)
         self._engine.load_weights(params, version)
+        if shapes is None:
+            _LATEST.weights = None
 
     def generate(self, *request: Any) -> None:
         _generate(self._engine.generate, *request)
