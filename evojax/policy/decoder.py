@@ -146,7 +146,7 @@ def _heads(
     if cfg.attn_gate:
         names += ("attn_gate",)
     made = project(h, tuple(layer[name] for name in names), cfg.compute_dtype)
-    flat = dict(zip(names, made, strict=True))
+    flat: dict[str, jax.Array] = dict(zip(names, made, strict=True))
 
     def heads(name: str) -> jax.Array:
         x = flat[name]
