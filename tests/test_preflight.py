@@ -18,6 +18,7 @@ from evojax import preflight as pf
 from evojax.config import EvojaxConf
 from evojax.errors import InputError
 from evojax.paths import conf_dir
+from evojax.ranges import Range
 from evojax.schema import schema_keys
 
 
@@ -130,7 +131,7 @@ def test_every_number_of_the_schema_has_limits():
 
 @given(st.floats(), st.floats(-10, 10), st.floats(-10, 10), st.booleans(), st.booleans())
 def test_a_range_admits_exactly_what_it_says(value, low, high, open_low, open_high):
-    limit = pf.Range(low, high, open_low, open_high)
+    limit = Range(low, high, open_low, open_high)
     inside = math.isfinite(value) and low <= value <= high
     edge = (open_low and value == low) or (open_high and value == high)
     assert (value in limit) == (inside and not edge)
