@@ -142,12 +142,6 @@ def remarks(case: Case, rows: int) -> list[str]:
             f"train.micro_batch_groups={case.work.micro_groups} groups for {case.rows_abreast} "
             "shards of the batch. Raise train.prompts_per_step, or lower data x fsdp for more tp."
         )
-    idle = case.host_chips - 1
-    if case.chips > 1 and idle > 0:
-        found.append(
-            f"Sampling uses one chip of every process; {idle} of {min(case.host_chips, case.chips)}"
-            " wait meanwhile."
-        )
     if case.model.compute_dtype == "float32":
         found.append(
             "policy.compute_dtype is float32: the times assume the chip's bfloat16 rate, which "

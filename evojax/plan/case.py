@@ -91,6 +91,11 @@ class Case:
         """Processes of the run, each with an engine of its own."""
         return -(-self.chips // self.host_chips)
 
+    @property
+    def engine_chips(self) -> int:
+        """Chips that an engine is cut over: those of its process."""
+        return min(self.chips, self.host_chips)
+
 
 def shape_of(conf: PolicyConf) -> ModelConfig:
     """Shape of the policy, without its weights: a preset of the hub need not be there.

@@ -21,8 +21,9 @@ from evojax.grpo.spec import hyper_of
 from evojax.grpo.token_scores import _CHUNK, _KEEP
 from evojax.plan.case import Case, RowShape, row_shape
 from evojax.policy.decoder import param_shapes
+from evojax.policy.home import home_spec
 from evojax.policy.lora import linears
-from evojax.policy.shape import ModelConfig, num_params
+from evojax.policy.shape import ModelConfig
 from evojax.policy.sharding import AXES, head_units, param_specs
 
 FLOAT = 4  # bytes of stored weights, sums and the stream between layers
@@ -33,21 +34,21 @@ class Memory:
     """Bytes of one device by what they hold.
 
     Args:
-        resident: there all the time. update, rollout: added by each of the two phases.
+        resident: there all the time. update, sync, rollout: added by each of the phases.
         limit: bytes that the device has.
     """
 
     resident: dict[str, float]
     update: dict[str, float]
+    sync: dict[str, float]
     rollout: dict[str, float]
     limit: float
 
     @property
     def peak(self) -> float:
-        """The larger of the two phases."""
-        return sum(self.resident.values()) + max(
-            sum(self.update.values()), sum(self.rollout.values())
-        )
+        """The largest of the phases."""
+        phases = (self.update, self.sync, self.rollout)
+        return sum(self.resident.values()) + max(sum(phase.values()) for phase in phases)
 
     @property
     def fits(self) -> bool:
@@ -118,21 +119,29 @@ def moments_per_weight(name: str) -> float:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(kept) if leaf.shape) / 1024**2
 
 
-def resident(case: Case) -> dict[str, float]:
-    """What stays on a device: the training state, the KL reference and the engine's own copy.
+def engine_share(case: Case) -> float:
+    """Weights of the engine's copy that lie on one device."""
+    shapes, chips = param_shapes(case.model), case.engine_chips
+    cut = {"tp": chips}
+    total = 0.0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
+        names = [str(key.key) for key in path]
+        total += math.prod(leaf.shape) / shards(
+            home_spec(names, leaf.shape, case.model, chips), cut
+        )
+    return total
 
-    The engine samples on one device of every process. On a mesh it is handed all weights whole.
-    """
+
+def resident(case: Case) -> dict[str, float]:
+    """What stays on a device: the training state, the KL reference and the engine's own copy."""
     weights = weights_per_device(case)
     trained = adapter_count(case) if case.lora_rank else weights
-    whole = float(num_params(case.model))
     return {
         "weights": FLOAT * weights,
         "adapters": FLOAT * trained if case.lora_rank else 0.0,
         "optimizer": FLOAT * trained * moments_per_weight(case.optimizer),
         "kl_reference": 0.0 if case.lora_rank else FLOAT * weights,
-        "handed_weights": FLOAT * whole if math.prod(case.mesh) > 1 else 0.0,
-        "engine_weights": whole * width_of(case.model),
+        "engine_weights": engine_share(case) * width_of(case.model),
     }
 
 
@@ -222,19 +231,33 @@ def cache_bytes(case: Case) -> float:
     return total
 
 
-def rollout_bytes(case: Case) -> dict[str, float]:
-    """What sampling adds on the engine's device: caches, logits, and the prompts' scores."""
-    cfg, work = case.model, case.work
-    prompts = max(1, work.max_batch // work.samples)
-    scores = 2.0 * FLOAT * cfg.num_heads * prompts * work.prompt**2
-    vectors = FLOAT * prompts * work.prompt * (4 * cfg.hidden_size + 3 * cfg.intermediate_size)
+def sync_bytes(case: Case) -> dict[str, float]:
+    """What handing new weights to the engine adds: a copy of them there, and one matrix whole."""
+    if math.prod(case.mesh) == 1:
+        return {}
+    largest = max(math.prod(leaf.shape) for leaf in jax.tree.leaves(param_shapes(case.model)))
     return {
-        "kv_cache": cache_bytes(case),
-        "sampling_logits": 3.0 * FLOAT * work.max_batch * cfg.vocab_size,
+        "handed_weights": engine_share(case) * width_of(case.model),
+        "whole_matrix": float(FLOAT * largest) if case.processes > 1 else 0.0,
+    }
+
+
+def rollout_bytes(case: Case) -> dict[str, float]:
+    """What sampling adds: caches, logits and the prompts' scores, cut as the engine's heads are."""
+    cfg, work, chips = case.model, case.work, case.engine_chips
+    prompts = max(1, work.max_batch // work.samples)
+    scores = 2.0 * FLOAT * cfg.num_heads * prompts * work.prompt**2 / chips
+    inner = 3 * cfg.intermediate_size / chips
+    vectors = FLOAT * prompts * work.prompt * (4 * cfg.hidden_size + inner)
+    return {
+        "kv_cache": cache_bytes(case) / (chips if cfg.num_kv_heads % chips == 0 else 1),
+        "sampling_logits": 3.0 * FLOAT * work.max_batch * cfg.vocab_size / chips,
         "prefill": scores + vectors,
     }
 
 
 def memory(case: Case) -> Memory:
-    """Bytes on the fullest device (that of the engine)."""
-    return Memory(resident(case), update_bytes(case), rollout_bytes(case), case.chip.memory)
+    """Bytes on the fullest device."""
+    return Memory(
+        resident(case), update_bytes(case), sync_bytes(case), rollout_bytes(case), case.chip.memory
+    )

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from omegaconf import OmegaConf
 
 from evojax.config import EvojaxConf, HardwareConf
@@ -35,6 +35,7 @@ from evojax.plan.memory import decode_budget
 from evojax.plan.rates import micro_batches
 from evojax.policy.cache import unstack
 from evojax.policy.decoder import param_shapes
+from evojax.policy.home import home_spec
 from evojax.policy.sharding import AXES, row_shardings
 from evojax.rollout.generate import Request, sample_completions
 
@@ -113,18 +114,26 @@ def abstract_request(case: Case) -> Request:
     )
 
 
-def lowered_rollout(case: Case, device: Any) -> Any:
-    """The lowered sampler on one device: prompts, then one token after the other."""
-    here = SingleDeviceSharding(device)
-    weights = jax.eval_shape(lambda p: unstack(p, case.model), param_shapes(case.model))
+def lowered_rollout(case: Case, devices: Sequence[Any]) -> Any:
+    """The lowered sampler of one process: prompts, then one token after the other."""
+    cfg, count = case.model, case.engine_chips
+    home = Mesh(np.array(devices[:count]), ("tp",), axis_types=(AxisType.Auto,))
+    everywhere = NamedSharding(home, PartitionSpec())
+    weights = jax.eval_shape(lambda p: unstack(p, cfg), param_shapes(cfg))
 
     def placed(x: Any) -> Any:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere)
+
+    def cut(path: tuple[Any, ...], x: Any) -> Any:
+        names = [str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey)]
+        spec = home_spec(names, (1, *x.shape) if len(names) > 1 else x.shape, cfg, count)
+        spec = PartitionSpec(*spec[1:]) if len(names) > 1 else spec
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(home, spec))
 
     program = jax.jit(sample_completions, static_argnames=("cfg", "budget", "pad_id"))
     return program.lower(
-        jax.tree.map(placed, weights),
-        case.model,
+        jax.tree_util.tree_map_with_path(cut, weights),
+        cfg,
         decode_budget(case.work.new),
         0,
         None,
@@ -207,7 +216,7 @@ def run(conf: EvojaxConf) -> Iterator[dict[str, Any]]:
         if conf.hardware.platform == "cuda":
             yield {"cross_lowered": cross_lowered(conf, case, devices)}
     if "rollout" in conf.plan.programs:
-        yield {"rollout": measured(lowered_rollout(case, devices[0]), case)}
+        yield {"rollout": measured(lowered_rollout(case, devices), case)}
 
 
 def main(argv: Sequence[str]) -> None:

@@ -136,9 +136,10 @@ def update(case: Case) -> Phase:
 
 
 def rollout(case: Case) -> Phase:
-    """Sampling of one step's responses, by one device of every process.
+    """Sampling of one step's responses; every process samples its share on all of its devices.
 
-    Every token of a batch reads the weights and the caches once; prompts are run once each.
+    Every token of a batch reads the weights and the caches once; prompts are run once each. What
+    the devices of an engine send each other, two vectors a layer and row, is counted as links.
     """
     cfg, work, chip = case.model, case.work, case.chip
     rows = float(work.groups * work.samples)
@@ -151,13 +152,16 @@ def rollout(case: Case) -> Phase:
     flops = rows * work.new * token + work.groups * prompt
     together = max(1, work.max_batch // work.samples) * min(work.samples, work.max_batch)
     turns = math.ceil(rows / case.processes / together)
+    chips = case.engine_chips
     read = num_params(cfg) * width_of(cfg) + cache_bytes(case)
+    sent = 2.0 * (chips - 1) / chips * 2.0 * FLOAT * cfg.hidden_size * cfg.num_layers
+    links = turns * (work.new + work.prompt / work.samples) * together * sent
     return Phase(
         flops=flops,
         model_flops=flops,
-        compute_s=flops / case.processes / chip.flops,
-        memory_s=turns * (work.new + 1) * read / chip.memory_rate,
-        links_s=0.0,
-        link_bytes=0.0,
+        compute_s=flops / case.processes / chips / chip.flops,
+        memory_s=turns * (work.new + 1) * read / chips / chip.memory_rate,
+        links_s=links / chip.link_rate if links else 0.0,
+        link_bytes=links,
         tokens=rows * work.new,
     )

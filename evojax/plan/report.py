@@ -47,7 +47,7 @@ def verdict(case: Case, compiled: Compiled) -> Verdict:
     state = sum(stays[name] for name in ("weights", "adapters", "optimizer"))
     own = {"update": state, "rollout": stays["engine_weights"]}
     added = {"update": counted.update, "rollout": counted.rollout}
-    peaks, asked = [], 0
+    peaks, asked = [sum(stays.values()) + sum(counted.sync.values())], 0
     for name, kept in own.items():
         here = kept + sum(added[name].values())
         if name in report and report["for"] != "cuda":
@@ -84,6 +84,7 @@ def plan_data(name: str, policy: str, case: Case, compiled: Compiled) -> dict[st
         "memory": {
             "resident": counted.resident,
             "update": counted.update,
+            "sync": counted.sync,
             "rollout": counted.rollout,
             "counted_peak": counted.peak,
         },
@@ -167,7 +168,7 @@ def _show_head(data: dict[str, Any], console: Console) -> None:
 
 def _show_memory(data: dict[str, Any], console: Console) -> None:
     table = Table("memory of the fullest device", "GB, counted", "when")
-    for phase in ("resident", "update", "rollout"):
+    for phase in ("resident", "update", "sync", "rollout"):
         for name, size in data["memory"][phase].items():
             if size:
                 words = "always" if phase == "resident" else phase

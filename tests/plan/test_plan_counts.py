@@ -46,7 +46,7 @@ def test_resident_bytes_are_those_of_the_real_state_and_engine():
     assert found["engine_weights"] == tree_bytes(unstack(params, MODEL))
     half = dataclasses.replace(CASE, model=dataclasses.replace(MODEL, compute_dtype="bfloat16"))
     assert memory.resident(half)["engine_weights"] == 2 * WEIGHTS
-    assert found["handed_weights"] == found["adapters"] == 0
+    assert found["adapters"] == 0 and memory.memory(CASE).sync == {}
 
 
 def test_a_mesh_cuts_what_its_rules_cut():
@@ -54,6 +54,21 @@ def test_a_mesh_cuts_what_its_rules_cut():
     cut = memory.weights_per_device(with_mesh(1, 2, 2))
     assert cut == (WEIGHTS - norms) / 4 + norms
     assert memory.weights_per_device(with_mesh(4, 1, 1)) == WEIGHTS
+
+
+def test_an_engine_is_cut_over_the_devices_of_its_process():
+    assert memory.engine_share(CASE) == WEIGHTS
+    norms, key_values = 32 + 4 * 32, 2 * 2 * 32 * 16
+    two = dataclasses.replace(CASE, chips=8, host_chips=2, mesh=(8, 1, 1))
+    assert memory.engine_share(two) == (WEIGHTS - norms) / 2 + norms
+    four = dataclasses.replace(CASE, chips=4, host_chips=4, mesh=(4, 1, 1))
+    cut = WEIGHTS - norms - key_values  # two heads of keys and values are not cut over four
+    assert memory.engine_share(four) == cut / 4 + norms + key_values
+    found = memory.memory(two).sync
+    assert found["handed_weights"] == 4 * memory.engine_share(two)
+    assert (
+        found["whole_matrix"] == 4 * 2 * 32 * 64 and memory.memory(four).sync["whole_matrix"] == 0
+    )
 
 
 def test_heads_that_the_mesh_does_not_divide_are_an_error_with_names():
@@ -145,7 +160,11 @@ def test_rollout_reads_weights_and_caches_for_every_token():
     read = 4 * WEIGHTS + memory.cache_bytes(CASE)
     assert found.memory_s == 4 * 21 * read / 1e11  # 32 responses, 8 at once, 20 tokens and a start
     hosts = dataclasses.replace(CASE, chips=4, host_chips=1, mesh=(4, 1, 1))
-    assert rates.rollout(hosts).memory_s == found.memory_s / 4
+    assert rates.rollout(hosts).memory_s == found.memory_s / 4 and found.links_s == 0
+    together = dataclasses.replace(hosts, chips=2, host_chips=2, mesh=(2, 1, 1))
+    assert rates.rollout(together).memory_s == found.memory_s / 2
+    sent = 4 * (20 + 10 / 4) * 8 * (2 * 0.5 * 2 * 4 * 32 * 2)
+    assert rates.rollout(together).link_bytes == sent
     assert found.bound == "memory"
 
 
@@ -182,7 +201,7 @@ def test_more_chips_help_while_something_is_cut():
     large = dataclasses.replace(MODEL, hidden_size=1024, intermediate_size=4096, num_layers=8)
     case = with_mesh(1, 2, 1, model=dataclasses.replace(large, compute_dtype="bfloat16"))
     whole = memory.memory(case)
-    fixed = whole.resident["handed_weights"] + whole.resident["engine_weights"]
+    fixed = whole.resident["engine_weights"]
     limit = fixed + 0.6 * (whole.peak - fixed)
     tight = dataclasses.replace(case, chip=dataclasses.replace(CHIP, memory=limit))
     assert advice.chips_needed(tight) in (4, 8, 16)
