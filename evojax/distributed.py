@@ -39,7 +39,9 @@ def join() -> bool:
     if not jax.distributed.is_initialized():
         names = {"num_processes": "JAX_NUM_PROCESSES", "process_id": "JAX_PROCESS_ID"}
         try:
-            given = {k: int(os.environ[name]) for k, name in names.items() if name in os.environ}
+            given: dict[str, Any] = {
+                k: int(os.environ[name]) for k, name in names.items() if name in os.environ
+            }
             jax.distributed.initialize(**given)
         except (ValueError, RuntimeError) as error:
             raise InputError.one(

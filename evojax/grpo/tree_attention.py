@@ -74,7 +74,8 @@ def tree_attend(
     seen = _seen(among_shared, parent) if count else among_shared
 
     def within_lines(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-        out, norm = attend(*(_by_line(x, lines) for x in (q, k, v)), among_tail, dtype)
+        q, k, v = _by_line(q, lines), _by_line(k, lines), _by_line(v, lines)
+        out, norm = attend(q, k, v, among_tail, dtype)
         return _by_row(out, lines), _by_row(norm[..., None], lines)[..., 0]
 
     def run(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:

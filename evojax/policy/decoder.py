@@ -19,7 +19,7 @@ from evojax.policy.hybrid import Recur, delta_mix, over_rows, segments_of
 from evojax.policy.products import dot
 from evojax.policy.remat import kept, rematerialised
 from evojax.policy.shape import ModelConfig, RopeScaling, leaf_shapes
-from evojax.policy.sharding import for_use, matrix_for_use, side_by_side
+from evojax.policy.sharding import for_use, lookup, side_by_side
 
 Params = dict[str, Any]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
@@ -264,8 +264,7 @@ def hidden_states(
 
 def embed(params: Params, cfg: ModelConfig, tokens: jax.Array) -> jax.Array:
     """Input vectors float32 ``[..., D]`` of token ids ``[...]``."""
-    matrix = matrix_for_use(params, "embed")
-    return matrix[tokens].astype(cfg.compute_dtype).astype(jnp.float32)
+    return lookup(params["embed"], tokens).astype(cfg.compute_dtype).astype(jnp.float32)
 
 
 def lm_logits(params: Params, cfg: ModelConfig, hidden: jax.Array) -> jax.Array:

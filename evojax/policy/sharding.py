@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from evojax.config import MeshConf
@@ -106,12 +106,16 @@ def _spec(path: tuple[Any, ...], leaf: Any) -> P:
 
 def head_units(cfg: ModelConfig) -> dict[str, int]:
     """How many heads lie in the dimension of a weight that ``tp`` cuts; none is cut in two."""
-    queries: tuple[str, ...] = ("q", "o", "q_bias", "attn_gate")
-    keys: tuple[str, ...] = ("k", "v", "k_bias", "v_bias")
-    return dict.fromkeys(queries, cfg.num_heads) | dict.fromkeys(keys, cfg.num_kv_heads)
+    units: dict[str, int] = {}
+    queries = ("q", "o", "q_bias", "attn_gate")
+    keys = ("k", "v", "k_bias", "v_bias")
+    units |= dict.fromkeys(queries, cfg.num_heads)
+    return units | dict.fromkeys(keys, cfg.num_kv_heads)
 
 
-def _problems(name: str, shape: tuple[int, ...], rule: P, mesh: Mesh, heads: int | None):
+def _problems(
+    name: str, shape: tuple[int, ...], rule: P, mesh: Mesh | AbstractMesh, heads: int | None
+):
     for dimension, (size, axes) in enumerate(zip(shape, rule, strict=False)):
         over = (axes,) if isinstance(axes, str) else axes or ()
         parts = math.prod(mesh.shape[axis] for axis in over)
@@ -127,7 +131,9 @@ def _problems(name: str, shape: tuple[int, ...], rule: P, mesh: Mesh, heads: int
             )
 
 
-def param_specs(shapes: Tree, mesh: Mesh, heads: Mapping[str, int] | None = None) -> Tree:
+def param_specs(
+    shapes: Tree, mesh: Mesh | AbstractMesh, heads: Mapping[str, int] | None = None
+) -> Tree:
     """The ``PartitionSpec`` of every weight.
 
     Args:

@@ -231,7 +231,7 @@ def test_rows_side_by_side_hold_the_same_sequences(shards):
     packed = packed_of(prompts, completions, rewards, 2, shards=shards)
     assert alone is not None and packed is not None
     assert packed.rows.tokens.shape[:2] == (packed.rows.rows, shards)
-    filled = (packed.owner[..., 0] >= 0).any(-1)[: packed.rows.rows]
+    filled = np.any(packed.owner[: packed.rows.rows, ..., 0] >= 0, axis=-1)
     assert filled.sum() == 4, "five live groups, spread over all shards"
 
     def by_owner(found):

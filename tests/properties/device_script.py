@@ -57,10 +57,12 @@ def batch(cfg, shards, groups=6, samples=3):
     rewards[:, :2] = [1.0, 0.0]
     rewards[1] = 1.0
     advantages = estimate("grpo", RewardTable(rewards, 1e-6))
-    return pack(
+    packed = pack(
         prompts, completions, advantages, 1, aggregation=CONF.aggregation, horizon=5,
         include_dead=True, shards=shards,
     )  # fmt: skip
+    assert packed is not None
+    return packed
 
 
 def mesh_of(text):
