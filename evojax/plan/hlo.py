@@ -82,7 +82,7 @@ def computations(text: str) -> tuple[dict[str, Computation], str]:
 
 def _bound(condition: Computation) -> int:
     """Turns of a loop that counts from 0 to a constant; 1 for any other."""
-    constants = dict(m.groups() for line in condition.lines if (m := _CONSTANT.match(line)))
+    constants = {m[1]: m[2] for line in condition.lines if (m := _CONSTANT.match(line))}
     for line in condition.lines:
         if (match := _BELOW.match(line)) and match[1] in constants:
             return int(constants[match[1]])
