@@ -12,13 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from evojax.config import AlgorithmConf, MeshConf
+from evojax.config import AlgorithmConf, LoraConf, MeshConf
 from evojax.evidence.types import Completion
 from evojax.grpo.advantages import RewardTable, estimate
 from evojax.grpo.pack import pack
 from evojax.grpo.update import Updater
 from evojax.policy import sharding
 from evojax.policy.decoder import ModelConfig, init_params
+from evojax.policy.lora import init_adapters
+from evojax.policy.shape import LinearConfig
 from evojax.training import checkpoint
 
 CFG = ModelConfig(
@@ -59,7 +61,7 @@ def batch(cfg, shards, groups=6, samples=3):
     advantages = estimate("grpo", RewardTable(rewards, 1e-6))
     packed = pack(
         prompts, completions, advantages, 1, aggregation=CONF.aggregation, horizon=5,
-        include_dead=True, shards=shards,
+        include_dead=True, shards=shards, share=cfg.linear is None,
     )  # fmt: skip
     assert packed is not None
     return packed
@@ -69,18 +71,28 @@ def mesh_of(text):
     return sharding.make_mesh(MeshConf(*map(int, text.split(","))))
 
 
-def one_step(cfg, mesh):
-    """Clipped gradient (from the first moment), new weights and metrics of one step."""
-    trainer = Updater(cfg, CONF, 0.8, mesh=mesh)
+def one_step(cfg, mesh, lora=None):
+    """Clipped gradient (from the first moment), what was trained, and metrics of one step."""
+    trainer = Updater(cfg, CONF, 0.8, mesh=mesh, lora=lora)
     packed = batch(cfg, trainer.shards)
-    trainer.reference(weights(cfg, 2))
-    state = trainer.init(weights(cfg))
+    first, reference = weights(cfg), weights(cfg, 2)
+    if lora:
+        trainer.freeze(first)
+        first, reference = (moved_adapters(first, lora, seed) for seed in (0, 1))
+    trainer.reference(reference)
+    state = trainer.init(first)
     packed = trainer.score_old(state, trainer.score_reference(packed))
     state, metrics = trainer.step(state, packed)
-    assert mesh is None or state["params"]["layers"]["q"].sharding.mesh == mesh
+    leaf = jax.tree.leaves(state["params"]["layers"])[0]
+    assert mesh is None or leaf.sharding.mesh == mesh
     moments = jax.device_get(optax.tree.get(state, "mu"))
     gradient = jax.tree.map(lambda m: m / (1 - CONF.beta1), moments)
-    return gradient, jax.device_get(trainer.weights(state)), metrics
+    return gradient, jax.device_get(trainer.trained(state)), metrics
+
+
+def moved_adapters(base, lora, seed):
+    """Adapters that change the weights."""
+    return jax.tree.map(lambda x: x + 0.01, init_adapters(base, lora, seed))
 
 
 def apart(left, right):
@@ -90,18 +102,39 @@ def apart(left, right):
     return max(float(np.abs(a - b).max()) for a, b in pairs) / largest
 
 
+def differences(found, expected):
+    """Of two results of ``one_step``."""
+    return {
+        "gradient": apart(found[0], expected[0]),
+        "weights": apart(found[1], expected[1]),
+        "metrics": {name: abs(found[2][name] - value) for name, value in expected[2].items()},
+    }
+
+
 def equality():
-    out = {}
     alone = {id(cfg): one_step(cfg, None) for cfg in (CFG, HALF_HEADS)}
-    for name, cfg in MESHES.items():
-        gradient, new, metrics = one_step(cfg, mesh_of(name))
-        expected = alone[id(cfg)]
-        out[name] = {
-            "gradient": apart(gradient, expected[0]),
-            "weights": apart(new, expected[1]),
-            "metrics": {name: abs(metrics[name] - value) for name, value in expected[2].items()},
-        }
-    return out
+    return {
+        name: differences(one_step(cfg, mesh_of(name)), alone[id(cfg)])
+        for name, cfg in MESHES.items()
+    }
+
+
+def traits():
+    """Everything else that an update may have, on a mesh with all three axes."""
+    bfloat16 = dataclasses.replace(HALF_HEADS, compute_dtype="bfloat16")
+    remat = dataclasses.replace(HALF_HEADS, remat="names")
+    hybrid = dataclasses.replace(
+        CFG, num_layers=4, family="qwen3_5", qk_norm=True, attn_gate=True,
+        linear=LinearConfig(2, 2, 4, 8, 8, 4),
+    )  # fmt: skip
+    cases = {
+        "lora": (HALF_HEADS, LoraConf(rank=2)), "bfloat16": (bfloat16, None),
+        "remat": (remat, None), "hybrid": (hybrid, None),
+    }  # fmt: skip
+    return {
+        name: differences(one_step(cfg, mesh_of("2,2,2"), lora), one_step(cfg, None, lora))
+        for name, (cfg, lora) in cases.items()
+    }
 
 
 def program():
@@ -142,6 +175,9 @@ def checkpoints(directory):
 
 if __name__ == "__main__":
     assert jnp.zeros(()).dtype == jnp.float32 and len(jax.devices()) == 8
-    work = Path(sys.argv[1])
-    found = {"equality": equality(), "program": program(), "checkpoints": checkpoints(work)}
-    print(json.dumps(found))
+    if sys.argv[1] == "traits":
+        print(json.dumps(traits()))
+    else:
+        work = Path(sys.argv[1])
+        found = {"equality": equality(), "program": program(), "checkpoints": checkpoints(work)}
+        print(json.dumps(found))
