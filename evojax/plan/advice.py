@@ -13,6 +13,7 @@ from evojax.plan.memory import memory
 _LORA = ("q", "k", "v", "o", "gate", "up", "down")
 _RANK = 16
 _MOST_CHIPS = 4096
+_MOST_CHANGES = 16
 
 
 @dataclass(frozen=True)
@@ -90,22 +91,41 @@ def single_changes(case: Case) -> list[Remedy]:
 
 
 def together(case: Case) -> Remedy | None:
-    """Changes added one after the other until it fits; None when all of them are not enough.
+    """Changes that are enough together; None when all of them are not.
 
-    They are taken in the order of ``changes``, so what costs least comes first; a change is left
-    out when it saves nothing on top of the others.
+    They are added in the order of ``changes``, so what costs least comes first, each only if it
+    saves something on top of the others. Then those without which it fits too are left out again.
     """
-    words: tuple[str, ...] = ()
-    peak = memory(case).peak
-    for _ in range(16):
-        better = (_weighed(w, c) for w, c in changes(case))
+    taken: list[tuple[str, ...]] = []
+    here, peak = case, memory(case).peak
+    while True:
+        better = (_weighed(words, changed) for words, changed in changes(here))
         step = next((one for one in better if one is not None and one.peak < 0.99 * peak), None)
-        if step is None:
+        if step is None or len(taken) == _MOST_CHANGES:
             return None
-        words, case, peak = _merged(words, step.overrides), step.case, step.peak
+        taken, here, peak = [*taken, step.overrides], step.case, step.peak
         if step.fits:
-            return Remedy(words, case, peak, True)
-    return None
+            return _fewest(case, taken)
+
+
+def _fewest(case: Case, taken: list[tuple[str, ...]]) -> Remedy | None:
+    """The changes in ``taken`` without those that are not needed, the first ones tried last."""
+    for words in reversed(taken[:-1]):
+        fewer = [other for other in taken if other != words]
+        if (one := _applied(case, fewer)) is not None and one.fits:
+            taken = fewer
+    return _applied(case, taken)
+
+
+def _applied(case: Case, taken: list[tuple[str, ...]]) -> Remedy | None:
+    """All changes in ``taken``, one on top of the other; None when one is no longer offered."""
+    words: tuple[str, ...] = ()
+    for wanted in taken:
+        found = next((changed for offered, changed in changes(case) if offered == wanted), None)
+        if found is None:
+            return None
+        words, case = _merged(words, wanted), found
+    return _weighed(words, case)
 
 
 def _merged(words: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:

@@ -92,7 +92,9 @@ def compile_programs(cfg: DictConfig, work: Path) -> Compiled:
 def _what(cfg: DictConfig, report: dict[str, Any], why: str) -> str:
     """The programs that there is nothing of, and the reason."""
     rest = [name for name in ("update", "rollout") if name not in report]
-    reasons = {name: "not in plan.programs" for name in rest if name not in cfg.plan.programs}
+    why = why or "the compiler refused it"
+    reasons = {name: report[f"{name}_too_large"] for name in rest if f"{name}_too_large" in report}
+    reasons |= {name: "not in plan.programs" for name in rest if name not in cfg.plan.programs}
     return "; ".join(f"{name}: {reasons.get(name, why)}" for name in rest)
 
 

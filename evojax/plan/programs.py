@@ -41,6 +41,7 @@ from evojax.rollout.generate import Request, sample_completions
 
 MARK = "evojax-plan: "  # begins the lines of output that are results
 _LENGTH_STEP = 16  # prompts are padded to multiples of it
+_HOSTS = {1: (1, 1), 4: (2, 2), 8: (2, 4)}  # chips of a TPU host by their sides
 
 
 def devices_of(hardware: HardwareConf) -> list[Any]:
@@ -51,15 +52,35 @@ def devices_of(hardware: HardwareConf) -> list[Any]:
     """
     if hardware.platform != "tpu":
         return list(jax.devices("cpu"))[: hardware.chips]
+    return _described(hardware.topology or "", hardware.chips)
+
+
+def devices_of_process(hardware: HardwareConf) -> list[Any]:
+    """The chips of one process, as devices of a machine of their own: what an engine sees."""
+    count = min(hardware.chips, hardware.host_chips)
+    if hardware.platform != "tpu":
+        return list(jax.devices("cpu"))[:count]
+    return _described(host_topology(hardware.topology or "", count), count)
+
+
+def host_topology(topology: str, chips: int) -> str:
+    """How the chips of one host are joined.
+
+    >>> host_topology("v5e:4x4", 4), host_topology("v5p:2x4x4", 4), host_topology("v5e:2x4", 8)
+    ('v5e:2x2', 'v5p:2x2x1', 'v5e:2x4')
+    """
+    generation, _, layout = topology.partition(":")
+    sides = [*_HOSTS[chips], 1][: layout.count("x") + 1]
+    return f"{generation}:{'x'.join(map(str, sides))}"
+
+
+def _described(topology: str, chips: int) -> list[Any]:
     from jax.experimental import topologies
 
-    described = topologies.get_topology_desc(hardware.topology or "", platform="tpu")
-    if len(described.devices) != hardware.chips:
-        raise RuntimeError(
-            f"{hardware.topology} has {len(described.devices)} chips, hardware.chips says "
-            f"{hardware.chips}"
-        )
-    return list(described.devices)
+    found = topologies.get_topology_desc(topology, platform="tpu").devices
+    if len(found) != chips:
+        raise RuntimeError(f"{topology} has {len(found)} chips, the configuration says {chips}")
+    return list(found)
 
 
 def mesh_of(case: Case, devices: Sequence[Any]) -> Mesh:
@@ -210,13 +231,33 @@ def run(conf: EvojaxConf) -> Iterator[dict[str, Any]]:
     yield {"for": conf.hardware.platform, "device": str(devices[0])}
     if "update" in conf.plan.programs:
         lowered, state = lowered_update(conf, case, devices)
-        found, size = measured(lowered, case), state_bytes(state)
-        found |= {"state": size, "donated": found["memory"]["aliased"] >= size}
-        yield {"update": found}
+        size = state_bytes(state)
+        try:
+            found = measured(lowered, case)
+            found |= {"state": size, "donated": found["memory"]["aliased"] >= size}
+            yield {"update": found}
+        except jax.errors.JaxRuntimeError as error:
+            yield _refused("update", error)
         if conf.hardware.platform == "cuda":
             yield {"cross_lowered": cross_lowered(conf, case, devices)}
     if "rollout" in conf.plan.programs:
-        yield {"rollout": measured(lowered_rollout(case, devices), case)}
+        lowered = lowered_rollout(case, devices_of_process(conf.hardware))
+        try:
+            yield {"rollout": measured(lowered, case)}
+        except jax.errors.JaxRuntimeError as error:
+            yield _refused("rollout", error)
+
+
+def _refused(name: str, error: Exception) -> dict[str, Any]:
+    """What a compiler says to a program that is larger than the chip.
+
+    Raises:
+        JaxRuntimeError: it says something else.
+    """
+    first = str(error).splitlines()[0]
+    if "RESOURCE_EXHAUSTED" not in first:
+        raise error
+    return {f"{name}_too_large": first[first.index("RESOURCE_EXHAUSTED") :]}
 
 
 def main(argv: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from evojax.policy.shape import num_params
 
 SCHEMA = 1
 _SHOWN_CHANGES = 6
+_REFUSED = 1.05  # of the limit: what is taken to be needed where a compiler found no room
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,18 @@ class Verdict:
 
     Args:
         peak: bytes of the fullest device. by: what was asked: the compiler, or the count.
+        refused: the compiler found no room for a program.
     """
 
     peak: float
     limit: float
     by: str
+    refused: bool = False
 
     @property
     def fits(self) -> bool:
         """Whether it is within the limit."""
-        return self.peak <= self.limit
+        return self.peak <= self.limit and not self.refused
 
 
 def verdict(case: Case, compiled: Compiled) -> Verdict:
@@ -54,6 +57,8 @@ def verdict(case: Case, compiled: Compiled) -> Verdict:
             here, asked = report[name]["device_bytes"], asked + 1
         peaks.append(here + sum(stays.values()) - kept)
     by = ("count", "compiler and the count", "compiler")[asked]
+    if any(f"{name}_too_large" in report for name in own):
+        return Verdict(max(peaks), counted.limit, "compiler, which found no room; counted", True)
     return Verdict(max(peaks), counted.limit, by)
 
 
@@ -107,7 +112,8 @@ def _advice(case: Case, found: Verdict) -> dict[str, Any]:
     if found.fits:
         return {"changes": [], "together": None, "chips_needed": case.chips}
     # What the compiler finds beyond the count is kept in mind: the changes must save that too.
-    extra = max(found.peak - memory(case).peak, 0.0)
+    counted = memory(case).peak
+    extra = max(found.peak - counted, _REFUSED * found.limit - counted if found.refused else 0.0)
     tight = dataclasses.replace(
         case, chip=dataclasses.replace(case.chip, memory=case.chip.memory - extra)
     )

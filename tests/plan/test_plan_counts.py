@@ -188,6 +188,10 @@ def test_what_to_change_is_found_and_is_enough():
     assert all(one.peak < need for one in single)
     enough = advice.together(tight)
     assert enough is not None and enough.fits and memory.memory(enough.case).fits
+    for word in enough.overrides if len(enough.overrides) > 1 else ():
+        rest = [(other,) for other in enough.overrides if other != word]
+        without = advice._applied(tight, rest)
+        assert without is None or not without.fits, word
     keys = [word.split("=")[0] for word in enough.overrides]
     assert len(keys) == len(set(keys))
 

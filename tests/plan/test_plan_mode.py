@@ -87,12 +87,13 @@ def test_every_number_of_the_hardware_changes_the_plan(key: str, value: str):
 def test_the_plans_own_settings_act():
     assert planned(*WIDE) != planned(*WIDE, "plan.prompt_tokens=64")
     assert compiler.missing(composed("plan.programs=[]")) == "plan.programs is empty"
+    training, planning = composed("mode=train"), composed()
     for conf, section in ((PlanConf, "plan"), (HardwareConf, "hardware")):
         for name in conf.__dataclass_fields__:
             known = ("name", "mesh", "distributed")
-            guard = hiding(composed("mode=train"), f"{section}.{name}")
+            guard = hiding(training, f"{section}.{name}")
             assert (guard is None) == (section == "hardware" and name in known), name
-            assert hiding(composed(), f"{section}.{name}") is None
+            assert hiding(planning, f"{section}.{name}") is None
 
 
 def test_a_machine_described_for_planning_is_no_news_in_training():
@@ -162,6 +163,15 @@ def test_the_compiler_is_believed_before_the_count():
     found = verdict(case, Compiled({"for": "tpu", **programs}, "", 1.0))
     assert found.by == "compiler" and not found.fits and found.peak > 2e9
     assert verdict(case, Compiled({"for": "cuda", **programs}, "", 1.0)).by == "count"
+
+
+def test_a_program_that_the_compiler_finds_no_room_for_does_not_fit():
+    words = "RESOURCE_EXHAUSTED: Ran out of memory on HBM"
+    refused = Compiled({"for": "tpu", "update_too_large": words}, f"update: {words}", 1.0)
+    data = planned(*WIDE, compiled=refused)
+    assert not data["fits"] and data["memory"]["counted_peak"] < data["limit_bytes"]
+    assert "found no room" in shown(data) and words in shown(data)
+    assert not any(one["fits"] for one in data["changes"] if one["peak_bytes"] > 8e9)
 
 
 @pytest.mark.parametrize("name", PAPER)
