@@ -39,8 +39,8 @@ def tiny(cfg: DictConfig) -> tuple[DictConfig, list[str]]:
     """
     prompts = max(6, cfg.algorithm.minibatches + 1)
     values: dict[str, Any] = {f"policy.arch.{key}": value for key, value in ARCH.items()}
-    values |= {f"policy.arch.linear.{key}": value for key, value in LINEAR.items()}
     if cfg.policy.arch.family == "qwen3_5":
+        values |= {f"policy.arch.linear.{key}": value for key, value in LINEAR.items()}
         values["policy.arch.num_layers"] = LINEAR["interval"]
     values |= {
         "policy.source": "random",

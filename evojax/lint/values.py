@@ -88,6 +88,7 @@ _OTHERS: dict[str, Other] = {
     "evolution.gate.alpha": _values(1e-6),
     "evolution.gate.min_delta": _values(0.9),
     "evolution.min_backtest_gain": _values(10.0),
+    "plan.programs": _values(["update"], ["rollout"]),
     "experiment": _values("another"),
 }
 _NOWHERE = "/nonexistent/evojax-lint"
