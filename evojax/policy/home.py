@@ -32,8 +32,10 @@ def home_spec(names: list[str], shape: tuple[int, ...], cfg: ModelConfig, device
         names: keys on the weight's path. devices: how many the process has.
 
     >>> cfg = ModelConfig(16, 8, 8, 1, 4, 2, 2, 1e4, 1e-5, 64)
-    >>> home_spec(["layers", "q"], (1, 8, 8), cfg, 4), home_spec(["layers", "k"], (1, 8, 4), cfg, 4)
-    (PartitionSpec(None, None, 'tp'), PartitionSpec(None, None, None))
+    >>> tuple(home_spec(["layers", "q"], (1, 8, 8), cfg, 4))
+    (None, None, 'tp')
+    >>> tuple(home_spec(["layers", "k"], (1, 8, 4), cfg, 4))  # two heads, four devices
+    (None, None, None)
     """
     units = head_units(cfg).get(names[-1])
 

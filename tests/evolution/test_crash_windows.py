@@ -147,6 +147,7 @@ def test_a_candidate_beyond_the_context_fails_and_the_round_goes_on(tmp_path: Pa
     cfg = OmegaConf.structured(EvojaxConf(experiment="x"))
     cfg.sampling.max_new_tokens = 60
     shop: Any = SimpleNamespace(
+        cfg=cfg,
         model=SimpleNamespace(max_position=64),
         longest_prompt=10,
         view=SimpleNamespace(note=lambda text: None),
