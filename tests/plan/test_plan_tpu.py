@@ -40,7 +40,9 @@ def test_qwen3_4b_does_not_fit_four_chips_of_v5e(tmp_path: Path):
 
 
 def test_the_count_is_near_what_the_compiler_says(tmp_path: Path):
-    data = planned(tmp_path, "policy=qwen3_0_6b", "hardware=tpu_v5e_8", "plan.programs=[update]")
+    mesh = "hardware.mesh={data:1,fsdp:2,tp:4}"
+    words = ["policy=qwen3_0_6b", "hardware=tpu_v5e_8", mesh, "plan.programs=[update]"]
+    data = planned(tmp_path, *words)
     counted = sum(data["memory"]["resident"][name] for name in ("weights", "optimizer"))
     counted += sum(data["memory"]["update"].values())
     assert 0.5 < counted / data["compiled"]["update"]["device_bytes"] < 2
