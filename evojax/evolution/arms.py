@@ -134,7 +134,7 @@ class ArmRunner:
         if plan.role == "base":
             return self.shop.base_params(), TrainingTotals()
         cfg = typed(plan.cfg)
-        cfg.hardware = self.shop.cfg.hardware  # of this session, not of the version
+        cfg.hardware = self.shop.cfg.hardware  # where this process runs, not the version
         room = self.shop.model.max_position - self.shop.longest_prompt
         if cfg.sampling.max_new_tokens > room:  # a candidate may raise it
             raise TrainingFailed(

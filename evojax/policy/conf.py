@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from evojax.config import PolicyConf
 from evojax.errors import Problem
@@ -22,6 +22,7 @@ from evojax.policy.shape import (
 )
 
 SOURCES = ("smollm2_135m", "path", "hub", "random")
+_Shape = TypeVar("_Shape", RopeScaling, LinearConfig)
 STATED = ("hub", "random")  # sources whose shape is policy.arch
 
 
@@ -30,20 +31,6 @@ def arch_shape(policy: PolicyConf) -> ModelConfig:
     arch = policy.arch
     traits = TRAITS.get(arch.family, frozenset())
     scaling, linear = arch.rope_scaling, arch.linear
-    stretched = RopeScaling(
-        factor=scaling.factor,
-        low_freq_factor=scaling.low_freq_factor,
-        high_freq_factor=scaling.high_freq_factor,
-        original_max_position=scaling.original_max_position,
-    )
-    delta = LinearConfig(
-        interval=linear.interval,
-        key_heads=linear.key_heads,
-        value_heads=linear.value_heads,
-        key_dim=linear.key_dim,
-        value_dim=linear.value_dim,
-        conv=linear.conv,
-    )
     return ModelConfig(
         vocab_size=arch.vocab_size,
         hidden_size=arch.hidden_size,
@@ -60,12 +47,17 @@ def arch_shape(policy: PolicyConf) -> ModelConfig:
         family=arch.family,
         qkv_bias="qkv_bias" in traits,
         qk_norm="qk_norm" in traits,
-        rope_scaling=stretched if scaling.factor != 1 else None,
+        rope_scaling=_same(RopeScaling, scaling) if scaling.factor != 1 else None,
         rotary_share=arch.rotary_share,
         attn_gate="attn_gate" in traits,
-        linear=delta if "linear" in traits else None,
+        linear=_same(LinearConfig, linear) if "linear" in traits else None,
         remat=policy.remat,
     )
+
+
+def _same(kind: type[_Shape], section: Any) -> _Shape:
+    """A part of the shape, from the section of the configuration that has its fields."""
+    return kind(**{f.name: getattr(section, f.name) for f in dataclasses.fields(kind)})
 
 
 def _head_dim(arch: Any) -> int:

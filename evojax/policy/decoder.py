@@ -82,17 +82,17 @@ def rope_tables(cfg: ModelConfig, positions: jax.Array) -> tuple[jax.Array, jax.
     """Cosine and sine ``[B, T, 1, r/2]`` of ``position * theta^(-2i/r)``, r dimensions turned.
 
     With ``rope_scaling`` the frequencies of long waves are divided by its factor, see
-    ``_stretched``.
+    ``stretched``.
     """
     exponent = jnp.arange(0, cfg.rotary_dim, 2, dtype=jnp.float32) / cfg.rotary_dim
     frequency = cfg.rope_theta**-exponent
     if cfg.rope_scaling:
-        frequency = _stretched(frequency, cfg.rope_scaling)
+        frequency = stretched(frequency, cfg.rope_scaling)
     angle = positions.astype(jnp.float32)[..., None, None] * frequency[None, None, None]
     return jnp.cos(angle), jnp.sin(angle)
 
 
-def _stretched(frequency: jax.Array, scaling: RopeScaling) -> jax.Array:
+def stretched(frequency: jax.Array, scaling: RopeScaling) -> jax.Array:
     """Frequencies ``f * (s + (1 - s) / factor)``.
 
     ``s = (n - low) / (high - low)``, cut to [0, 1], with n waves in the original context.

@@ -7,7 +7,6 @@ decoder pairs i and i + d/2. Files of the Qwen architectures keep our order.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from evojax.errors import InputError, Problem
-from evojax.policy.decoder import Params
+from evojax.policy.decoder import Params, stretched
 from evojax.policy.gguf_tokenizer import gguf_tokenizer
 from evojax.policy.shape import ModelConfig, RopeScaling, leaf_shapes
 from evojax.policy.tokenizer import HFTokenizer
@@ -187,19 +186,13 @@ def _rope_scaling(
 
 
 def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> np.ndarray:
-    """What each rotary frequency is divided by in Llama 3, float64 ``[d/2]``.
+    """What each rotary frequency is divided by in Llama 3, float32 ``[d/2]``; see ``stretched``.
 
-    1 where ``original / wavelength`` is above the high factor, ``factor`` where it is below the
-    low one, and between them ``1 / ((1 - s) / factor + s)`` with ``s`` rising linearly from 0 to 1.
-
-    >>> llama3_factors(RopeScaling(8.0, 1.0, 4.0, 8192), 5e5, 8).round(3).tolist()
+    >>> llama3_factors(RopeScaling(8.0, 1.0, 4.0, 8192), 5e5, 8).astype(float).round(3).tolist()
     [1.0, 1.0, 2.695, 8.0]
     """
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    turns = scaling.original_max_position / wavelength
-    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return 1.0 / ((1.0 - smooth) / scaling.factor + smooth)
+    frequency = jnp.asarray(theta ** -(np.arange(0, head_dim, 2) / head_dim), jnp.float32)
+    return np.asarray(frequency / stretched(frequency, scaling))
 
 
 def _expected(cfg: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -24,7 +24,7 @@ from experiments.launch.shell import (
     evojax_words,
     resource_name,
 )
-from experiments.launch.tpu_vm import accelerator
+from experiments.launch.tpu_vm import accelerator, hardware_option
 
 # What GKE calls the accelerator of a generation.
 NODE_POOLS = {
@@ -122,11 +122,6 @@ def xpk(options: argparse.Namespace) -> list[Command]:
 ACTIONS = {"apply": apply, "delete": delete, "xpk": xpk}
 
 
-def _hardware(text: str) -> str:
-    accelerator(text)
-    return text
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m experiments.launch.jobset")
     actions = parser.add_subparsers(dest="action", required=True)
@@ -137,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         if name in ("apply", "delete"):
             sub.add_argument("--namespace", default="default")
         if name in ("apply", "xpk"):
-            sub.add_argument("--hardware", type=_hardware, required=True)
+            sub.add_argument("--hardware", type=hardware_option, required=True)
             sub.add_argument("--image", required=True, help="with evojax and its extra tpu")
             sub.add_argument("--run-dir", required=True, help="on a volume that every host sees")
             sub.add_argument("--retries", type=int, default=10)

@@ -123,7 +123,8 @@ ACTIONS = {
 }  # fmt: skip
 
 
-def _hardware(text: str) -> str:
+def hardware_option(text: str) -> str:
+    """The name of a slice that ``accelerator`` knows, as argparse's type."""
     accelerator(text)
     return text
 
@@ -138,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--project", required=True)
         add_switches(sub)
         if name in ("create", "queue", "run"):
-            sub.add_argument("--hardware", type=_hardware, required=True)
+            sub.add_argument("--hardware", type=hardware_option, required=True)
         if name in ("create", "queue"):
             sub.add_argument("--spot", action="store_true", help="cheaper, may be preempted")
         if name == "queue":
